@@ -114,7 +114,7 @@ def resolve(request: Request) -> ResolvedJob:
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = hardware_asked(request.hardware, assumed)
-    if request.intra_node:
+    if request.intra_node is not None:
         hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:

@@ -291,11 +291,10 @@ def kind_of(data: object) -> str:
 
 
 WRITTEN = {
-    "planner_plan": (
-        "a plan, as --output writes it", "plan estimate, what-if, report, compare, validate, export, resilience and others",
-    ),
+    "planner_plan": ("a plan, as --output writes it", "plan estimate, what-if, report, compare, validate, export and others"),
     "planner_serve_plan": (
-        "a serve plan, as --output of 'plan serve' writes it", "plan serve estimate, report, export, validate and doctor",
+        "a serve plan, as --output of 'plan serve' writes it",
+        "plan serve estimate, plan serve compare, plan serve what-if, plan report, export, validate and doctor",
     ),
     "planner_mixed_plan": (
         "a mixed plan, as --output of 'plan --cluster' writes it",

@@ -268,7 +268,9 @@ def test_a_factory_that_an_option_names(tmp_path: Path) -> None:
     assert _asked(tmp_path, before=before, after="model = own_model(vocab_size=512)", model="None") == ["--model NAME"]
 
 
-@pytest.mark.parametrize("length", ["opts.sequence_length or 4096", "opts.sequence_length if opts.sequence_length is not None else 4096"])
+@pytest.mark.parametrize(
+    "length", ["opts.sequence_length or 4096", "opts.sequence_length if opts.sequence_length is not None else 4096"]
+)
 def test_the_cookbook_and_the_length_of_an_option(tmp_path: Path, length: str) -> None:
     text = """
 from olmo_core.internal import cookbook

@@ -113,6 +113,12 @@ def test_sglang_counts_all_ranks_of_a_stage() -> None:
     )
 
 
+def test_sglang_splits_each_expert_over_the_ranks_beyond_ep() -> None:
+    """It wants ep x moe_dp = tp where moe_dp is above 1 alone.  [0.5.23 arg_groups/parallel_hook.py]"""
+    plan = sample_plan("qwen3-30b-a3b", engine="sglang", gpus=4, layout=ServingLayout(tp=4, ep=2, moe_tp=2))
+    assert "--ep-size 2" in make_export(plan, "sglang").files["serve.sh"].replace(" \\\n   ", "")
+
+
 @pytest.mark.parametrize(("stream", "steps"), [(0.0, "5"), (30.0, "30")])
 def test_sglang_streams_no_faster_than_its_process(stream: float, steps: str) -> None:
     """60 us a response, 100,000 tokens/s of 2.95 a step: five steps to a response at half of the time of its process."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hugging_face_configs import CONFIGS
 from rich.console import Console
 
 import planner
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.serving.export.serve_job import ServeJob
 from planner.serving.serve_plan import load_serve_plan
 from planner.serving.serving_answer import answer
 from planner.serving.serving_inputs import lengths_text
@@ -81,7 +85,7 @@ def test_what_does_not_start_has_no_times() -> None:
 
 
 WORDS: list[tuple[list[str], str, str]] = [
-    (["--input", "fixed:128k", "--concurrency", "1"], "Attention takes ", "Attention take "),
+    (["--input", "fixed:127k", "--concurrency", "1"], "Attention takes ", "Attention take "),
     (["--concurrency", "1"], ", 1 request in flight", " 1 requests"),
     (
         ["--concurrency", "4", "--max-batch", "4"],
@@ -115,6 +119,60 @@ def test_tables_keep_their_last_column_at_120(words: list[str], heading: str, mo
     assert "…" not in "".join(lines[at:end])
 
 
+@pytest.mark.parametrize("call", [planner.serve, partial(planner.serve_estimate, tp=1)])
+def test_requests_beyond_the_positions_are_refused_as_engines_do(call: Any) -> None:
+    with pytest.raises(PlannerError, match="up to 200256 tokens are longer than the 131072 positions of llama-3.1-8b"):
+        call(model="llama-8b", gpus=1, engine="vllm", input=200000)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("yarn", 32768), ("linear", 8192)])
+def test_yarn_reaches_beyond_the_published_length(kind: str, most: int, tmp_path: Path) -> None:
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 8192}
+    config = CONFIGS["mixtral-8x7b"] | {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked: dict[str, Any] = {"model": str(tmp_path / "config.json"), "gpus": 4, "engine": "vllm", "concurrency": 1, "output": 100}
+    plan = planner.serve_estimate(**asked, tp=4, input=most - 100.0)
+    plan.save(tmp_path / "plan.yaml")
+    assert plan.file.longest == most and ServeJob.of(load_serve_plan(tmp_path / "plan.yaml")).length == most
+    with pytest.raises(PlannerError, match=f"longer than the {most} positions"):
+        planner.serve_estimate(**asked, tp=4, input=most)
+
+
+@pytest.mark.parametrize("words", [["what-if", "--hardware", "h200"], ["compare", "other.yaml"]])
+def test_commands_of_training_name_those_of_serving(words: list[str], tmp_path: Path) -> None:
+    planner.serve_estimate(model="llama-8b", gpus=1, tp=1).save(tmp_path / "serve.yaml")
+    done = CliRunner().invoke(main, [words[0], str(tmp_path / "serve.yaml"), *words[1:]])
+    assert done.exit_code == 2 and f"plan serve {words[0]}" in done.output
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--disaggregated", "--aggregated"], "--disaggregated and --aggregated are two answers to one question"),
+    (["--intra-node", ""], "--intra-node: '' is not a quantity"),
+])  # fmt: skip
+def test_flags_that_say_nothing_are_refused(words: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(main, ["serve", "--model", "llama-8b", "--gpus", "2", *words])
+    assert done.exit_code == 2 and sentence in done.output
+
+
+def test_import_names_the_engines_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "hello.sh").write_text("echo hello")
+    told = [CliRunner().invoke(main, ["import", *words]).output for words in (["--help"], [str(tmp_path / "hello.sh")])]
+    assert all(re.search(r"vllm,\s+sglang,\s+trtllm(,| or)\s+dynamo", one) for one in told)
+
+
+@pytest.mark.parametrize(("asked", "line"), [
+    ({"model": "llama-8b", "hardware": "h100", "tp": 2}, "Curves: matrix products of decodes, matrix products of prompts, "
+     "attention of decodes, attention of prompts and all-reduces measured on this device."),
+    ({"model": "gpt-oss-120b", "hardware": "a100", "tp": 1, "engine": "vllm"}, "experts derived from another format"),
+    ({"model": "llama-8b", "hardware": "rtx-4090", "tp": 1}, "attention of decodes and attention of prompts scaled from l40s"),
+])  # fmt: skip
+def test_an_estimate_says_where_its_curves_come_from(asked: dict[str, Any], line: str) -> None:
+    flags = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+    assert line in " ".join(said("estimate", *flags).split())
+    curves = planner.serve_estimate(**asked).to_dict()["curves"]
+    assert all(one in line for one in curves) if "measured" in line else any(one in line for one in curves.values())
+
+
 def test_one_gpu_is_one() -> None:
     request: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "mi300x", "engine": "trtllm"}
     with pytest.raises(PlannerError, match="on 1 GPU is legal"):
@@ -122,7 +180,7 @@ def test_one_gpu_is_one() -> None:
 
 
 def test_two_pools_need_two_gpus() -> None:
-    with pytest.raises(PlannerError, match="two pools need two GPUs or more, and there is 1"):
+    with pytest.raises(PlannerError, match="two pools of .* need 2 GPUs or more, a worker of each takes 1, and there is 1;"):
         answer(ask(ServeRequest(model="llama-8b", gpus=1, hardware="h100-sxm", disaggregated=True)))
 
 

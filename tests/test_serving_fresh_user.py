@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from serve_samples import served
@@ -18,6 +21,8 @@ from planner.serving.engine_passes import Engine
 from planner.serving.readback.serve_reading import ServeSaid, read_serving
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_question import ServeRequest, ask
+from planner.serving.serving_search import priced
 from planner.serving.traffic import Lengths, Traffic
 from planner.trainers.reading.given import Given
 
@@ -103,6 +108,32 @@ def test_the_limit_that_aggregated_ones_miss_is_said_once() -> None:
         "h100",
     )
     assert "does not: does not" not in said and "does not keep up with 50 requests/s" in " ".join(said.split())
+
+
+def test_of_what_does_not_keep_up_the_nearest_comes_first_with_by_how_much() -> None:
+    found = planner.serve(model="llama-70b", gpus=8, rate="11/s", disaggregated=False, top=100).found
+    answered = [one.prediction.requests_per_second for one in found.best if one.prediction]
+    assert not found.kept and len(answered) > 10 and answered == sorted(answered, reverse=True)
+    asked = ask(ServeRequest(model="llama-70b", gpus=8, rate=11, disaggregated=False))
+    every = [priced(one, asked.task)["requests"] for one in asked.served()]
+    assert answered[0] == pytest.approx(max(float(np.max(one)) for one in every))
+    few = 100.0 * (1.0 - answered[0] / 11.0)
+    assert found.best[0].why == f"does not keep up with 11 requests/s: it answers {answered[0]:.3g}, {few:.2g} % too few."
+
+
+def test_the_fewest_gpus_that_serve_a_load_are_a_way_out() -> None:
+    asked: dict[str, Any] = {"model": "llama-70b", "engine": "vllm", "rate": "50/s"}
+    ways = planner.serve(**asked, gpus=2).ways
+    fewest = planner.serve(**asked, fewest_gpus=True).found.question.gpus
+    assert fewest > 16 and f"--gpus {fewest}" in [one.flag for one in ways]
+
+
+def test_two_pools_that_miss_a_limit_are_the_nearest_and_leave_room_for_each_other() -> None:
+    """The quickest workers for prompts took all GPUs, and no split was "legal"."""
+    words = ["serve", "--model", "llama-70b", "--gpus", "8", "--disaggregated", "--ttft", "100ms", "--tpot", "30ms"]
+    result = CliRunner().invoke(main, words)
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1 and re.search(r"At the limits: TTFT [\d.]+ ms is [\d.]+ times the limit of 100 ms\.", said)
 
 
 @pytest.mark.parametrize(("hardware", "model"), [("t4", "qwen2.5-1.5b"), ("v100", "llama-8b")])

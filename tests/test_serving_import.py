@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import planner
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.serving.export.serving_folder import make_export
@@ -64,6 +65,28 @@ def test_a_script_with_variables_and_a_container(tmp_path: Path) -> None:
     }
     eight = read(tmp_path, (tmp_path / "serve.sh").read_text(), settings={"TP": "8"}).plan
     assert eight.layout.tp == 8
+
+
+def test_vllm_lowers_its_own_batch_to_the_budget_of_a_step(tmp_path: Path) -> None:
+    found = read(tmp_path, f"{LLAMA} -tp 8 --max-num-batched-tokens 512")
+    assert (found.plan.layout.max_batch, found.plan.layout.max_tokens) == (512, 512) and "refuse" not in str(found.notes)
+    asked: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "engine": "vllm", "max_tokens": 512}
+    assert planner.serve(**asked)[0].file.layout.max_batch == planner.serve_estimate(**asked, tp=1).file.layout.max_batch == 512
+    with pytest.raises(PlannerError, match="vLLM does not start"):
+        planner.serve_estimate(**asked, tp=1, max_batch=513)
+
+
+@pytest.mark.parametrize(("text", "asked"), [
+    (f"{LLAMA} --tensor-paralel-size 4", "--set tensor_parallel_size=4 ('tensor_paralel_size' is no setting of vllm)"),
+    (f"{SGLANG} --tp 4 --max-runing-requests 64", "--set max_running_requests=64 "),
+])  # fmt: skip
+def test_a_flag_that_is_all_but_one_that_decides_is_asked_for(text: str, asked: str, tmp_path: Path) -> None:
+    with pytest.raises(PlannerError) as caught:
+        read(tmp_path, text)
+    assert asked in str(caught.value)
+    name, _, value = asked.split()[1].partition("=")
+    plan = read(tmp_path, text, settings={name: value}).plan
+    assert {"tensor_parallel_size": plan.layout.tp, "max_running_requests": plan.layout.max_batch}[name] == int(value)
 
 
 def test_expert_models_keep_their_data_parallel_ranks_in_one_engine(tmp_path: Path) -> None:

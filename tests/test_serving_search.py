@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,46 @@ def test_json_says_what_the_table_says() -> None:
             2 * 6.88 / 3600 / row["tokens_per_second"] * 1e6, rel=1e-9
         )
     assert data["searched"]["legal"] >= data["searched"]["start"] > 0
+
+
+def questions(seed: int, count: int = 6) -> list[Question]:
+    """Random ones, whose models fit."""
+    draw = Random(seed)
+    found = []
+    for _ in range(count):
+        said = {
+            "model": draw.choice(["llama-8b", "qwen3-32b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b"]),
+            "gpus": draw.choice([4, 8, 16]), "hardware": draw.choice(["a100", "h100", "rtx-4090", "l40s", "b200"]),
+            "engine": draw.choice(["vllm", "vllm", "sglang", "trtllm", None]), "input": draw.choice([128, 512, 4096]),
+            "output": draw.choice([64, 256]), **draw.choice([{}, {}, {"concurrency": 9000}, {"rate": "3/s"}, {"tpot": "400ms"}]),
+            "layout": draw.choice([{}, {}, {"max_batch": 1500}, {"max_tokens": 4096}]),
+            "disaggregated": draw.choice([None, None, True]),
+        }  # fmt: skip
+        found.append(ask(ServeRequest(**said)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_plan_that_is_shown_is_one_that_starts(seed: int, tmp_path: Any) -> None:
+    """Budgets of a step that were tried were less than the batch, which vLLM refuses; a pinned batch was raised in pools."""
+    shown = 0
+    for question in questions(seed):
+        try:
+            found = answer(question)
+        except PlannerError:
+            continue  # nothing is legal
+        for plan in (*found.best, *found.front, *found.others):
+            plan.save(tmp_path / "plan.yaml")
+            again, pinned = planner.serve_estimate(tmp_path / "plan.yaml").file, question.task.pins.get("max_batch")
+            assert plan.prediction is not None and again.prediction is not None
+            assert (again.layout, again.prefill, again.traffic) == (plan.layout, plan.prefill, plan.traffic)
+            assert all(one.max_batch == (pinned or one.max_batch) for one in plan.pools().values())
+            for name in ("output_tokens_per_second", "cache_tokens", "memory_peak_gib", "max_concurrency"):
+                assert getattr(again.prediction, name) == pytest.approx(getattr(plan.prediction, name)), (name, plan.layout)
+            for name in ("ttft", "tpot", "e2e"):
+                assert again.prediction.latency(name, "p99") == pytest.approx(plan.prediction.latency(name, "p99"))
+            shown += 1
+    assert shown > 10
 
 
 def test_a_plan_survives_its_file(tmp_path: Any) -> None:

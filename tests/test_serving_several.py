@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from planner.serving import fewest_gpus as fewest_gpus_module
 from planner.serving import pool_search
 from planner.serving.pool_search import pool_pairs
 from planner.serving.serve_plan import load_serve_plan
+from planner.serving.serving_question import ServeRequest, ask
 from planner.serving.serving_search import chosen, splits
 
 # ------------------------------------------------------------------------------------------------ several beside each other
@@ -28,8 +30,37 @@ def test_the_fewest_gpus_are_the_fewest() -> None:
     assert 1 < number_of < 8 and found[0].row.limits_kept and found[0].row.gpus == number_of
     assert not planner.serve(**{**said, "gpus": number_of - 1}, disaggregated=False)
     assert planner.serve(**{**said, "gpus": number_of + 1}, disaggregated=False)
-    with pytest.raises(PlannerError, match="GPUs serves that load within the limits: the nearest"):
-        planner.serve(**{**said, "gpus": number_of - 1}, fewest_gpus=True)
+    none = planner.serve(**{**said, "gpus": number_of - 1}, fewest_gpus=True)
+    assert not none and f"--gpus {number_of}" in [one.flag for one in none.ways]
+    assert none.found.question.assumptions[0].value == str(number_of - 1)
+
+
+@pytest.mark.parametrize("said", [
+    {"model": "llama-70b", "hardware": "l40s", "rate": "2/s", "ttft": "2s", "tpot": "100ms", "percentile": "p99"},
+    {"model": "deepseek-v3", "hardware": "a100", "concurrency": 200, "ttft": "1s", "tpot": "60ms", "percentile": "p99"},
+])  # fmt: skip
+def test_no_smaller_number_of_gpus_serves_in_two_pools_and_every_larger_one_does(said: dict[str, Any]) -> None:
+    """Workers of 64 GPUs that are a little faster took the place of those that fit: 64 to 72 served, 76 to 127 did not."""
+    question = ask(ServeRequest(**said, engine="vllm", any_number=True))
+    found = fewest_gpus_module.fewest_gpus(question)
+    assert found is not None
+    for gpus in range(2, found + 20):
+        task = replace(question.task, gpus=gpus)
+        kept = [np.any(pool_pairs(one, task)["score"] <= 1.0) for one in question.served()]
+        assert any(kept) == (gpus >= found)
+
+
+def test_how_far_the_cheapest_hardware_is_from_serving_is_said() -> None:
+    found = planner.serve_cheapest("t4", model="llama-70b", rate="50/s", engine="vllm", disaggregated=False).found
+    assert re.fullmatch(r"does not serve it on up to 1024 GPUs: does not keep up with 50 requests/s: it answers .* few\.",
+                        found.rows[0].why_not)  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "said"), [(0.999, "0.1 % above the limit"), (0.5, "2.00 times the limit")])
+def test_a_limit_that_is_all_but_kept_is_not_one_time_the_limit(limit: float, said: str) -> None:
+    plan = planner.serve_estimate(**{**SMALL, "concurrency": 4})
+    ttft = plan.file.prediction.latency("ttft")
+    assert said in planner.serve_estimate(**{**SMALL, "concurrency": 4}, ttft=limit * ttft).why
 
 
 def test_the_classic_comparison() -> None:

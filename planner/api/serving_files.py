@@ -28,9 +28,10 @@ def export_file(plan: File, to: str, output: File, *, force: bool = False) -> Ex
 
 def is_server_file(path: File, format: str | None = None) -> bool:
     """Whether a file starts a server: by ``--from``, else by what stands in it. Raises PlannerError where it cannot be read."""
-    from planner.serving.readback.serve_reading import NAMES, starts_servers
+    from planner.serving.readback.serve_reading import starts_servers
+    from planner.trainers import SERVERS
 
-    return format in NAMES if format else starts_servers(Path(path))
+    return format in SERVERS if format else starts_servers(Path(path))
 
 
 def import_server(

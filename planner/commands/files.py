@@ -10,12 +10,12 @@ import click
 from planner.commands.plans import OUTPUT, YAML_FILE
 from planner.errors import listed
 from planner.terminal.flags import completed, emit
-from planner.trainers import having
+from planner.trainers import SERVERS, having
 
 if TYPE_CHECKING:
     from planner.api.results import Exported
 
-READERS = listed(having("readback"))
+READERS = listed([*having("readback"), *SERVERS])
 OWN_START = {
     "serve": "a serve plan has scripts, or is exported to dynamo or llm-d",
     "mixed": "run.sh of a mixed plan starts on each node by hand, or by srun with one task a node",

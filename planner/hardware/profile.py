@@ -199,9 +199,9 @@ class HardwareProfile(Compute, Links):
 def load_hardware(name: str) -> HardwareProfile:
     """The profile of a library name ("h100-sxm", or ``profile_named``) or of a user's YAML file, with another link inside a node
     where the name says so ("rtx-3090 over PCIe 3.0 x8"). Raises PlannerError when it is broken."""
-    named, _, link = profile_named(name).partition(OVER)
+    named, over, link = profile_named(name).partition(OVER)
     profile = _read(named) if library.is_file_name(named) else _of_library(named)
-    return joined_by(profile, link) if link else profile
+    return joined_by(profile, link) if over else profile
 
 
 def _read(name: str) -> HardwareProfile:

@@ -15,6 +15,7 @@ From the ground up; a module imports from its own line and from lines above:
     serving_question                              a question with its defaults
     serving_search pool_search chain_search       what starts, as ``Priced``; its best rows, each as a ``Choice``
     serving_rows serving_reasons plan_pricing     a ``Choice`` as a plan and as a line; why it is the best; a plan priced again
+    curve_basis                                   which of its kernels were measured on its device
     serving_answer one_deployment                 the best plans of a question; the one that a user states
     kinds_rows kinds_pipelines kinds_answer       nodes of several kinds: each alone, all behind a router, pools and stages on them
     fewest_gpus compared_splits serving_changes   the search asked again: fewer GPUs, stated splits, one thing changed

@@ -19,7 +19,7 @@ from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate_of, running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import of_stage, scarcest
-from planner.serving.serving_rules import legal
+from planner.serving.serving_rules import legal, most_sequences
 from planner.serving.serving_search import MOST_RUNNING, ranked, value_of
 from planner.serving.serving_weights import stacked
 from planner.serving.step import Pass
@@ -147,11 +147,12 @@ class _Rows:
         at = self.table["split"].astype(np.intp)[order]
         known = np.column_stack([np.asarray(self.shapes.layout.tp)[at], self.shapes.stages[at]])
         _, first = np.unique(known, axis=0, return_index=True)
-        rows, batches = list[int](), list[int]()
+        rows, batches, engine = list[int](), list[int](), self.chain.kinds[0].engine
         for row in at[np.sort(first)[:FINALISTS]].tolist():
             own = int(self.shapes.batch[row])
             fixed = task.loaded and task.traffic.load == "concurrency"
-            near = [own] if fixed else [one for one in loads(SPAN * own) if one * SPAN >= own]
+            most = min(SPAN * own, int(np.min(most_sequences(engine, self.shapes.layout.row(row)))))
+            near = [own] if fixed else [one for one in loads(most) if one * SPAN >= own]
             rows, batches = rows + [row] * len(near), batches + [int(one) for one in near]
         taken, batch = self.shapes.take(np.array(rows, dtype=np.intp)), np.array(batches, dtype=np.int64)
         limit = taken.layout.max_batch if "max_batch" in task.pins else np.maximum(taken.layout.max_batch, batch)

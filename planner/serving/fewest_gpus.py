@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import NDArray, unique
 from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.serving.pool_search import pool_pairs
@@ -20,18 +19,17 @@ from planner.serving.serving_answer import best_plan
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import splits, with_batch
+from planner.serving.serving_search import splits, starting, with_batch
 
 TRIED, EDGE = 12, 2.0**-20
 """Numbers of replicas that are tried at once, and what rounding may add to one."""
 Progress = Callable[[str], None]
-Candidate = TypeVar("Candidate")
 
 
 def fewest_gpus(question: Question, progress: Progress = lambda _: None) -> int | None:
     """The fewest GPUs on which some split serves the load within the limits; None where those of the question are too few.
 
-    More GPUs never serve less, as they may stay idle: the number is found by bisection.
+    Of one split more replicas never serve less.
     """
     if not question.task.loaded:
         raise PlannerError("--fewest-gpus needs a load: give --rate, like 5/s, or --concurrency")
@@ -40,24 +38,6 @@ def fewest_gpus(question: Question, progress: Progress = lambda _: None) -> int 
         return together
     most = question.gpus if together is None else together - 1
     return _fewest_apart(question, most, progress) or together
-
-
-def _bisected(
-    candidates: Sequence[Candidate], serving: Callable[[Sequence[Candidate], int], list[Candidate]], least: int, most: int
-) -> int | None:
-    """The smallest number above ``least``, up to ``most``, on which some of the candidates serve; those that fail on a number are
-    looked at no more on smaller ones."""
-    candidates = serving(candidates, most) if most > least else []
-    if not candidates:
-        return None
-    while most - least > 1:
-        middle = (least + most) // 2
-        found = serving(candidates, middle)
-        if found:
-            candidates, most = found, middle
-        else:
-            least = middle
-    return most
 
 
 def _fewest_together(question: Question, progress: Progress) -> int | None:
@@ -105,38 +85,49 @@ def _between(
 
 
 def _fewest_apart(question: Question, most: int, progress: Progress) -> int | None:
-    """Of two pools, on at most so many GPUs."""
+    """Of two pools, on at most so many GPUs.
 
-    def serving(candidates: Sequence[Served], gpus: int) -> list[Served]:
-        progress(f"two pools on {gpus} GPUs")
-        task = replace(question.task, gpus=gpus)
-        return [one for one in candidates if np.any(pool_pairs(one, task)["score"] <= 1.0)]
+    Which workers are paired, and how many of each, depends on the GPUs, so that fewer may serve where more do not: numbers are
+    tried from the smallest up, some at once, then all between the last that fails and the first that serves.
+    """
+    served = question.served()
+    sizes = [np.asarray(starting(one, question.task).layout.engine_gpus) for one in served]
+    step = int(np.gcd.reduce(np.concatenate(sizes))) or 1
 
-    return _bisected(question.served(), serving, 1, most)
+    def serves(number: int) -> bool:
+        progress(f"two pools on {number * step} GPUs")
+        task = replace(question.task, gpus=number * step)
+        return any(np.any(pool_pairs(one, task)["score"] <= 1.0) for one in served)
+
+    fails, last, found = 1, most // step, None
+    while fails < last:
+        tried = unique(fails + np.ceil(np.geomspace(1.0, last - fails, TRIED) - EDGE).astype(np.int64))
+        first = next((at for at, number in enumerate(tried) if serves(int(number))), None)
+        if first is None:
+            break
+        found, last = int(tried[first]) * step, int(tried[first]) - 1
+        fails = int(tried[first - 1]) if first else last
+    return found
 
 
 def _serve(one: Served, layout: ServingLayout, task: Task) -> NDArray[np.bool_]:
     """Which rows serve the load within the limits; of more replicas than requests some are idle."""
     if task.traffic.load == "concurrency":
         layout = replace(layout, replicas=np.minimum(layout.replicas, max(int(task.traffic.value), 1)))
-    found = estimate(one, with_batch(layout, task), task.traffic, parts=False)
-    late = np.asarray(found.saturated) if task.traffic.load == "rate" else np.False_
-    good = np.asarray(found.fits) & ~late & (score_of(found, task.limits) <= 1.0)
+    found = estimate(one, with_batch(one, layout, task), task.traffic, parts=False)
+    good = np.asarray(found.fits) & (score_of(found, task.limits, task.traffic.rate) <= 1.0)
     return np.array(np.broadcast_to(good, np.shape(layout.replicas)))
 
 
 def on_fewest(request: ServeRequest, progress: Progress = lambda _: None) -> Question:
-    """The question of the fewest GPUs that serve it. Raises PlannerError where those at hand do not."""
+    """The question of the fewest GPUs that serve it; of those at hand where these do not."""
     request = replace(request, any_number=True)
     question = ask(request)
     found = fewest_gpus(question, progress)
     if found is None:
-        near = best_plan(question)
-        raise PlannerError(
-            f"no deployment on up to {question.gpus} GPUs serves that load within the limits"
-            + (f": the nearest {near.why.rstrip('.')}" if near else "")
-            + "; raise a limit, lower the load, or give other --hardware or quantised --weights"
-        )
+        why = "no number up to this serves the load within the limits"
+        assumed = Assumption("GPUs", str(question.gpus), why, "--gpus")
+        return replace(question, assumptions=(assumed, *question.assumptions))
     smaller = ask(replace(request, gpus=found, nodes=None, any_number=False))
     assumed = Assumption("GPUs", str(found), "the fewest that serve the load within the limits", "--gpus")
     return replace(smaller, assumptions=(assumed, *smaller.assumptions))
@@ -146,7 +137,7 @@ def fewest_of_others(question: Question, progress: Progress = lambda _: None) ->
     """The best plan of every quantised format, each on the fewest GPUs that serve the load in it."""
     found = []
     for precision in question.others:
-        request = replace(question.request, fixed=precision, weights=None, cache=None, any_number=False)
+        request = replace(question.request, fixed=precision, weights=None, cache=None)
         progress(precision_text(precision))
         gpus = fewest_gpus(ask(request), progress)
         plan = None if gpus is None else best_plan(ask(replace(request, gpus=gpus, nodes=None)))

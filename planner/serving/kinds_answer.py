@@ -37,7 +37,7 @@ from planner.serving.served import Served
 from planner.serving.serving_answer import best_plans, searched
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_rows import layout_text, plan_layout_text, row_of_plan
-from planner.serving.serving_search import chosen, ranked, starting
+from planner.serving.serving_search import chosen, raised, ranked, starting
 
 LOADS = 24
 """Loads at which a pair of pools is looked at where none is given."""
@@ -199,7 +199,7 @@ def _pairs(across: Across, served: tuple[Served, Served], mine: Task, theirs: Ta
     prefill = prompts.take(grid[:, 0], grid[:, 2])
     decode = replace(starts[1].layout.take(grid[:, 1]), replicas=grid[:, 3])
     if not theirs.loaded or theirs.traffic.load == "concurrency":
-        decode = replace(decode, max_batch=np.maximum(decode.max_batch, grid[:, 4]))
+        decode = raised(answer, theirs, decode, grid[:, 4])
     value = np.full(len(grid), theirs.traffic.value) if theirs.loaded else (grid[:, 4] * grid[:, 3]).astype(np.float64)
     found = pools.compared(answer, prefill, decode, traffic, value, across)
     return Priced.of(answer, decode, found, columns_of(found, theirs, value), starts[1].counts, prefill.layout)

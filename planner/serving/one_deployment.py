@@ -19,6 +19,7 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
 from planner.serving.serving_rows import plan_of
+from planner.serving.serving_rules import usual_batch
 
 ENGINE = "vllm"
 """The engine of a deployment where none is said."""
@@ -85,9 +86,9 @@ def completed(question: Question, served: Served, taken: int = 0) -> ServingLayo
         asked = question.request.gpus is not None or question.request.nodes is not None
         pins["replicas"] = max((question.gpus - taken) // (ranks * pins.get("pp", 1)), 1) if asked else 1
     plain = ServingLayout(**pins)
-    batch = int(served.engine.default_max_batch(served.hardware, plain))
     tokens = int(served.engine.default_max_tokens(served.hardware, plain))
-    return replace(plain, max_batch=pins.get("max_batch", batch), max_tokens=pins.get("max_tokens", tokens))
+    plain = replace(plain, max_tokens=pins.get("max_tokens", tokens))
+    return replace(plain, max_batch=pins.get("max_batch", int(usual_batch(served.engine, served.hardware, plain))))
 
 
 def priced_plan(question: Question, one: Choice) -> ServePlan:

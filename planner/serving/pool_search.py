@@ -22,13 +22,13 @@ from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, Starting, front_of, starting
+from planner.serving.serving_search import MOST_RUNNING, Starting, front_of, raised, starting
 from planner.serving.traffic import Traffic
 
-MOST_PREFILL, MOST_DECODE = 5, 6
-"""Splits of each pool that are paired."""
-SHARES = 12
-"""Shares of the GPUs that the pool of answers may get."""
+MOST_PREFILL, MOST_DECODE, MOST_LOADED = 5, 6, 16
+"""Splits of each pool that are paired; of each where the load is given, so that pairs need not be priced at several."""
+SHARES, SHARES_LOADED = 12, 32
+"""Shares of the GPUs that the pool of answers may get; where the load is given."""
 ENOUGH = 10**6
 """Workers that never make the other pool wait."""
 IDLE, WAITED_FOR = 0.5, 3.0
@@ -40,23 +40,31 @@ def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
     """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds; those whose
     workers for prompts may keep up with ``least`` tokens/s: with full passes, and none before, at the fastest clock."""
     start = starting(one, task)
+    least_gpus = int(np.min(np.asarray(start.layout.engine_gpus), initial=task.gpus))
+    for room in (task.gpus - least_gpus, task.gpus // 2):  # beside the smallest worker; of the same size, of which a pair fits
+        found = _pairs_of(one, task, start.within(room), least)
+        if found is not None:
+            return found
+    return Priced.nothing(one, start.layout, start.counts)
+
+
+def _pairs_of(one: Served, task: Task, start: Starting, least: float) -> Priced | None:
+    """The same of some splits; None where no two of those that are paired fit on the GPUs."""
     layout = start.layout
-    nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
-    if not len(start) or task.gpus < 2:
-        return nothing
+    if not len(start):
+        return None
     prompts = pools.prefill_of(one, layout, task.priced_traffic)
     prefills = prefill_splits(prompts, task)
     decodes = decode_splits(one, task, start, prompts.take([next(iter(prefills))], ENOUGH))
     rows = _whole_workers(task, layout, prefills, decodes)
     if not len(rows):
-        return nothing
+        return None
     if least:
         rows = rows[rows[:, 2] * prompts.queue().capacity[rows[:, 0]] * task.traffic.output.mean >= least]
         if not len(rows):
             return Priced.nothing(one, layout, start.counts)
     prefill = prompts.take(rows[:, 0], rows[:, 2])
-    decode = layout.take(rows[:, 1])
-    decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
+    decode = replace(raised(one, task, layout.take(rows[:, 1]), rows[:, 4]), replicas=rows[:, 3])
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
     found = pools.compared(one, prefill, decode, task.priced_traffic, value)
     return Priced.of(one, decode, found, columns_of(found, task, value), start.counts, prefill.layout)
@@ -68,9 +76,24 @@ def prefill_splits(prompts: Prefill, task: Task) -> dict[int, float]:
     queue, size = prompts.queue(busy=1.0), np.asarray(prompts.layout.engine_gpus)
     service, own = (broadcast(value, len(size)) for value in (1.0 / queue.capacity, queue.first))
     each = 1.0 / (service * size)
-    rows = front_of(1.0 / own, each)
+    rows = _front(1.0 / own, each, size, task)
     quick = rows[own[rows] <= task.limits.ttft]
-    return {int(row): float(service[row]) for row in _spread(quick if len(quick) else rows[:1], MOST_PREFILL)}
+    most = MOST_LOADED if task.loaded else MOST_PREFILL
+    return {int(row): float(service[row]) for row in _spread(quick if len(quick) else rows[:1], most)}
+
+
+def _front(speed: Floats, each: Floats, size: NDArray[np.int64], task: Task) -> NDArray[np.intp]:
+    """Rows that no other beats in both; under a load none that takes no more GPUs: what is left must hold whole workers. From the
+    fastest on."""
+    if not task.loaded:
+        return front_of(speed, each)
+    found = []
+    for most in unique(size):
+        rows = np.flatnonzero(size <= most)
+        front = rows[front_of(speed[rows], each[rows])]
+        found.append(front[size[front] == most])
+    rows = np.concatenate(found)
+    return rows[np.argsort(-speed[rows], kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -96,19 +119,19 @@ def decode_splits(one: Served, task: Task, start: Starting, prompts: Prefill) ->
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
     held = layout.take(rows)
     found = pools.compared(
-        one, prompts, replace(held, max_batch=np.maximum(held.max_batch, grid[columns])),
+        one, prompts, raised(one, task, held, grid[columns]),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
     )  # fmt: skip
     each = np.asarray(found.output_tokens_per_second) / np.asarray(held.engine_gpus)
     speed = 1.0 / np.asarray(found.tpot.mean)
     kept = np.flatnonzero(np.asarray(found.tpot.of(task.limits.percentile)) <= task.limits.tpot)
     kept = kept if len(kept) else np.arange(len(rows))
-    best = rows[kept[front_of(speed[kept], each[kept])]]
+    best = rows[kept[_front(speed[kept], each[kept], broadcast(held.engine_gpus, len(rows))[kept], task)]]
     _, first = np.unique(best, return_index=True)
     rates = np.asarray(found.requests_per_second)
     return {
         int(row): Answering(float(most[row]), grid[columns[rows == row]].astype(np.float64), rates[rows == row])
-        for row in _spread(best[np.sort(first)], MOST_DECODE)
+        for row in _spread(best[np.sort(first)], MOST_LOADED if task.loaded else MOST_DECODE)
     }
 
 
@@ -126,7 +149,8 @@ def _whole_workers(
         largest = (task.gpus - int(size[first])) // int(size[second])
         if largest < 1:
             continue
-        workers = unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(np.int64))
+        shares = min(SHARES_LOADED if task.loaded else SHARES, largest)
+        workers = unique(np.linspace(1, largest, shares).round().astype(np.int64))
         others = (task.gpus - workers * int(size[second])) // int(size[first])
         if task.loaded:
             share = task.traffic.value / workers if task.traffic.load == "concurrency" else np.ones(len(workers))

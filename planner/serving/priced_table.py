@@ -21,6 +21,8 @@ OBJECTIVES = ("offline", "balanced", "interactive")
 """The two ends of the front and its knee: most tokens/s; largest product of tokens/s and tokens/s per user; most tokens/s per
 user."""
 COUNTS = ("looked_at", "legal", "fitting")
+LATE = 1e6
+"""What a queue that grows counts more than a limit that is broken."""
 
 
 @record
@@ -66,7 +68,7 @@ class Priced:
     """Columns of the pool of prompts; None: aggregated."""
     columns: Mapping[str, Floats]
     """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure
-    that the limits are about, seconds; e2e: mean; score: largest of ttft and tpot over their limits; requests: requests/s."""
+    that the limits are about, seconds; e2e: mean; score: ``score_of``; requests: requests/s."""
     estimates: tuple[ServingEstimate, ...] = ()
     """Of columns, without the parts of the step."""
     place: NDArray[np.intp]
@@ -142,14 +144,13 @@ class Choice:
 
     @property
     def score(self) -> float:
-        """Largest of TTFT and TPOT over their limits; at most 1 where they are met."""
-        return float(score_of(self.found, self.limits))
+        """As ``score_of``; at most 1 where it keeps up and its limits are met."""
+        return float(score_of(self.found, self.limits, self.traffic.rate))
 
     @property
     def meets(self) -> bool:
         """It starts, keeps up, and keeps its limits."""
-        kept_up = self.traffic.load != "rate" or not bool(np.all(np.asarray(self.found.saturated)))
-        return bool(np.all(np.asarray(self.found.fits))) and kept_up and self.score <= 1.0
+        return bool(np.all(np.asarray(self.found.fits))) and self.score <= 1.0
 
     @property
     def total(self) -> float:
@@ -162,13 +163,18 @@ class Choice:
         return 1.0 / float(np.asarray(self.found.tpot.mean))
 
 
-def score_of(found: ServingEstimate, limits: Limits) -> Any:
-    """Largest of TTFT and TPOT over their limits; 0 without limits."""
+def score_of(found: ServingEstimate, limits: Limits, rate: float | None) -> Any:
+    """Largest of TTFT and TPOT over their limits, 0 without limits; where fewer requests/s are answered than arrive, ``rate``, LATE
+    times what arrives over what is answered."""
     shares = [
         np.asarray(one.of(limits.percentile)) / limit if np.isfinite(limit) else 0.0
         for one, limit in ((found.ttft, limits.ttft), (found.tpot, limits.tpot))
     ]
-    return np.maximum(shares[0], shares[1])
+    kept = np.maximum(shares[0], shares[1])
+    if rate is None:
+        return kept
+    short = rate / np.maximum(found.requests_per_second, 1e-30)
+    return np.where(np.asarray(found.saturated), LATE * np.maximum(short, 1.0), kept)
 
 
 def broadcast(value: Any, count: int) -> NDArray[Any]:
@@ -182,12 +188,10 @@ def columns_of(found: ServingEstimate, task: Task, load: Any, split: Any = None)
     columns = {
         "load": load, "total": found.output_tokens_per_second, "user": 1.0 / np.asarray(found.tpot.mean),
         "ttft": found.ttft.of(limits.percentile), "tpot": found.tpot.of(limits.percentile), "e2e": found.e2e.mean,
-        "score": score_of(found, limits), "requests": found.requests_per_second,
+        "score": score_of(found, limits, task.priced_traffic.rate), "requests": found.requests_per_second,
         "split": np.arange(count) if split is None else split,
     }  # fmt: skip
     columns = {name: np.array(broadcast(value, count), dtype=np.float64) for name, value in columns.items()}
-    if task.loaded and task.traffic.load == "rate":
-        columns["score"] = np.where(broadcast(found.saturated, count), np.inf, columns["score"])
     columns["total"] = np.where(broadcast(found.fits, count), columns["total"], np.nan)
     return columns
 

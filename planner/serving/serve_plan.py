@@ -52,7 +52,7 @@ from planner.schema import (
 from planner.serving.engine import VERSION_SIGNS, load_engine
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serving_layout import Precision, ServingLayout
-from planner.serving.traffic import Lengths, Limits, Traffic
+from planner.serving.traffic import Lengths, Limits, Traffic, longest_request
 from planner.units import GIB
 
 KIND = "serve_plan"
@@ -290,7 +290,7 @@ class ServePlan:
     @property
     def longest(self) -> int:
         """Tokens that a sequence may grow to: what the engine is given, or the longest prompt and answer."""
-        return self.options.max_length or math.ceil(self.traffic.input.longest + self.traffic.output.longest)
+        return self.options.max_length or longest_request(self.traffic.input, self.traffic.output)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data in the form of a serve plan."""

@@ -22,7 +22,7 @@ from planner.serving.serving_question import Question
 from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first
 from planner.serving.serving_rows import plan_of
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import CHUNKS, chosen, front_of, priced, ranked, splits, value_of
+from planner.serving.serving_search import CHUNKS, chosen, front_of, priced, ranked, splits, starting, value_of
 from planner.units import plural
 
 AT_LIMITS, AT_LOAD = "at the limits", "at this load"
@@ -71,6 +71,8 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
         raise PlannerError(_nothing_legal(question))
     task = question.task
     fit = any(len(one) for one in main)
+    if question.disaggregated and not fit and any(one.fitting for one in main):
+        raise PlannerError(_no_room_for_two(question))
     purposes = [AT_LOAD] if task.loaded else [AT_LIMITS] if task.limited else list(OBJECTIVES)
     objectives = task.objectives
     picks = Picks(task, main)
@@ -255,11 +257,19 @@ def closest(question: Question, top: int) -> list[ServePlan]:
 
 def _nothing_legal(question: Question) -> str:
     """Why no split is legal: what every engine says of the one that the fixed degrees make."""
-    if question.disaggregated and question.gpus < 2:
-        return "two pools need two GPUs or more, and there is 1; leave --disaggregated out, or give more --gpus"
     said = [sentence for one in question.served() for sentence in _refused(question, one)]
     reasons = "; ".join(dict.fromkeys(said)) or "the fixed degrees leave no split"
     return f"no split of {question.model.name} on {plural(question.gpus, 'GPU')} is legal: {reasons}"
+
+
+def _no_room_for_two(question: Question) -> str:
+    """How many GPUs two pools take at least, where one of them starts."""
+    sizes = [np.asarray(starting(one, question.task).layout.engine_gpus) for one in question.served()]
+    least = int(min(np.min(one) for one in sizes if one.size))
+    return (
+        f"two pools of {question.model.name} need {2 * least} GPUs or more, a worker of each takes {least}, and there "
+        f"{'is' if question.gpus == 1 else 'are'} {question.gpus}; leave --disaggregated out, or give more --gpus"
+    )
 
 
 def _refused(question: Question, one: Served) -> Sequence[str]:

@@ -31,7 +31,7 @@ CHANGED = (
 SEPARATED = ("gpus", "hardware", "engine", "weights", "cache", "rate", "concurrency", "ttft", "tpot", "prefix_hit")
 """Of these several values may stand in one text, with commas."""
 GROWN = (2, 4, 8)
-"""Times as many GPUs as were asked for, tried where nothing serves."""
+"""Times as many GPUs as were asked for, tried where nothing keeps the limits and no load is asked for."""
 ON_GPU = (90, 75, 50, 25, 10)
 """Percent of the weights that stay on GPUs, tried where nothing starts with all of them."""
 FASTER_MEMORY = 1.2
@@ -158,19 +158,29 @@ def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Chang
         if one.kept:
             ways.append(one)
             break
-    for factor in GROWN:
-        progress(f"{factor * question.gpus} GPUs")
-        text = f"{factor * question.gpus} GPUs"
-        one = changed(
-            text, f"--gpus {factor * question.gpus}", replace(request, gpus=factor * question.gpus, nodes=None)
-        )
+    for gpus in _more_gpus(question, progress):
+        progress(f"{gpus} GPUs")
+        one = changed(f"{gpus} GPUs", f"--gpus {gpus}", replace(request, gpus=gpus, nodes=None))
         if one.kept:
             ways.append(one)
             break
     for name in _stronger(question):
         progress(name)
-        ways.append(changed(name, f"--hardware {name}", replace(request, hardware=name, intra_node=None)))
+        ways.append(
+            _on_hardware(request, name, progress) if request.any_number
+            else changed(name, f"--hardware {name}", replace(request, hardware=name, intra_node=None))
+        )  # fmt: skip
     return [one for one in ways if one.kept]
+
+
+def _more_gpus(question: Question, progress: Progress) -> list[int]:
+    """Numbers of GPUs that may serve: the fewest that serve a load, else some times as many."""
+    if not question.task.loaded:
+        return [factor * question.gpus for factor in GROWN]
+    if question.request.gpus is None and question.request.nodes is None:
+        return []
+    fewest = fewest_gpus(ask(replace(question.request, gpus=None, nodes=None, any_number=True)), progress)
+    return [fewest] if fewest else []
 
 
 def _format_flags(plan: ServePlan) -> str:
@@ -218,8 +228,8 @@ def _on_hardware(request: ServeRequest, name: str, progress: Progress) -> Change
     if question.task.loaded:
         gpus = fewest_gpus(question, lambda text: progress(f"{name}: {text}"))
         if gpus is None:
-            why = f"does not serve it on up to {question.gpus} GPUs"
-            return Change(change=name, flag=f"--hardware {name}", question=question, plan=None, why_not=why)
+            most = changed(name, f"--hardware {name}", one)
+            return replace(most, plan=None, why_not=f"does not serve it on up to {question.gpus} GPUs: {most.why_not}")
         one = replace(one, gpus=gpus, nodes=None, any_number=False)
     return changed(name, f"--hardware {name}", one)
 

@@ -31,7 +31,8 @@ from planner.serving.serving_inputs import (
     read_speculation,
 )
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
-from planner.serving.traffic import Lengths, Limits, Traffic
+from planner.serving.serving_rules import longest_of, too_long
+from planner.serving.traffic import Lengths, Limits, Traffic, longest_request
 from planner.units import format_seconds, parse, plural
 
 INPUT, OUTPUT = 2048.0, 256.0
@@ -136,7 +137,7 @@ def ask(request: ServeRequest) -> Question:
         raise PlannerError("which model? --model is missing")
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     name = hardware_asked(request.hardware, assumed)
-    if request.intra_node:
+    if request.intra_node is not None:
         name = f"{name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(name)
     if request.network_bandwidth is not None:
@@ -296,7 +297,7 @@ def _lengths(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
         asked[name] = usual if getattr(request, name) is None else getattr(request, name)
     exact = {name: read_lengths(said, f"--{name}") for name, said in asked.items()}
     mean = exact["input"].mean + exact["output"].mean
-    spread = max(min(SPREAD, model.max_sequence_length / mean - 1.0), 0.0)
+    spread = max(min(SPREAD, longest_of(model) / mean - 1.0), 0.0)
     lengths = {name: read_lengths(said, f"--{name}", spread) for name, said in asked.items()}
     if varied := [name for name in lengths if lengths[name] != exact[name]]:
         text = f"uniform, {1 - spread:.2g} to {1 + spread:.2g} times the mean"
@@ -308,10 +309,8 @@ def _lengths(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
             f"--output is {lengths['output'].mean:g} token; it must be 2 or more: an answer of one token has no "
             "time per output token"
         )
-    longest = lengths["input"].longest + lengths["output"].longest
-    if longest > model.max_sequence_length:
-        why = f"longer than the {model.max_sequence_length:,} tokens that {model.name} was published for"
-        assumed.append(Assumption("context", f"{longest:,.0f} tokens", why, "--input, --output"))
+    if long := too_long(model, longest_request(lengths["input"], lengths["output"])):
+        raise PlannerError(long)
     return lengths
 
 

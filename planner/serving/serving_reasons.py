@@ -142,14 +142,15 @@ def misses(one: Choice) -> str:
             f"does not start: {_number(memory.cache) / GIB:.1f} GiB of cache hold no request of this length ({largest})"
         )
     if one.traffic.load == "rate" and bool(np.all(np.asarray(found.saturated))):
-        return f"does not keep up with {one.traffic.value:g} requests/s: the queue grows"
+        asked, answered = one.traffic.value, _number(found.requests_per_second)
+        few = 100.0 * (1.0 - answered / asked)
+        return f"does not keep up with {asked:g} requests/s: it answers {answered:.3g}, {few:.2g} % too few"
     said = []
     for name, latency, limit in (("TTFT", found.ttft, one.limits.ttft), ("TPOT", found.tpot, one.limits.tpot)):
         value = _number(latency.of(one.limits.percentile))
         if value > limit:
-            said.append(
-                f"{name} {format_seconds(value)} is {value / limit:.2f} times the limit of {format_seconds(limit)}"
-            )
+            above = f"{value / limit:.2f} times" if value >= 1.1 * limit else f"{100.0 * (value / limit - 1.0):.2g} % above"
+            said.append(f"{name} {format_seconds(value)} is {above} the limit of {format_seconds(limit)}")
     return " and ".join(said)
 
 

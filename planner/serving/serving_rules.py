@@ -281,13 +281,45 @@ def _host_room(job: ServingJob, at: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------------------------------- batch and budget
 
 
+def most_sequences(engine: Engine, layout: ServingLayout) -> Any:
+    """What ``max_batch`` may be at most: vLLM wants room for a token of every sequence in the budget of a step."""
+    return np.asarray(layout.max_tokens) * layout.attn_dp if engine.name == "vllm" else np.iinfo(np.int64).max
+
+
+def usual_batch(engine: Engine, hardware: HardwareProfile, layout: ServingLayout) -> Any:
+    """The engine's own ``max_batch`` beside ``max_tokens``: vLLM lowers it to what starts.  [vllm/engine/arg_utils.py,
+    max_num_seqs]"""
+    return np.minimum(engine.default_max_batch(hardware, layout), most_sequences(engine, layout))
+
+
 @rule("budget of a step", "vllm")
-def _budget(_: ServingJob, at: Any) -> Iterator[Any]:
+def _budget(job: ServingJob, at: Any) -> Iterator[Any]:
+    yield at.max_batch <= most_sequences(job.engine, at)
     each = -(-at.max_batch // at.attn_dp)
-    yield at.max_tokens >= each
     yield (
         f"max_tokens {at.max_tokens} is less than the {each} sequences of a rank, each of which decodes a token in a step: vLLM "
         "does not start; raise max_tokens or lower max_batch"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- lengths
+
+
+def longest_of(model: ModelSpec) -> int:
+    """Tokens of a sequence that engines take at most: as published, or as far as yarn stretches the first length.  [vLLM
+    config/model.py, _get_and_verify_max_len; the linear factor of Gemma and that of llama3 are in the published length]"""
+    scaling = model.constants.rope_scaling if model.constants else None
+    stretched = scaling.original_length * scaling.factor if scaling and scaling.kind == "yarn" else 0.0
+    return max(model.max_sequence_length, int(stretched))
+
+
+def too_long(model: ModelSpec, tokens: int) -> str:
+    """Why no engine starts for sequences of so many tokens; '' where it does."""
+    if tokens <= longest_of(model):
+        return ""
+    return (
+        f"requests of up to {tokens} tokens are longer than the {longest_of(model)} positions of {model.name}, which engines "
+        "refuse; plan with a shorter --input or --output, or with a config.json whose rope_scaling (yarn) reaches that far"
     )
 
 

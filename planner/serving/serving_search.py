@@ -32,7 +32,7 @@ from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most, with_parts
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_rules import legal
+from planner.serving.serving_rules import legal, most_sequences, usual_batch
 
 NEAR_FASTEST = 0.95
 """Interactive: of what reaches this part of the highest speed per user, the highest throughput."""
@@ -54,14 +54,14 @@ def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
     """Legal splits of one engine with its default batch and token budget where they are not pinned, and how many there were."""
     layout = engine_layouts(one.model, task.gpus // max(task.pins.get("replicas", 1), 1), task.pins)
     count = int(np.size(layout.tp))
-    batch = one.engine.default_max_batch(one.hardware, layout)
     tokens = one.engine.default_max_tokens(one.hardware, layout)
     layout = replace(
         layout,
-        max_batch=_column(task.pins.get("max_batch", batch), count),
         max_tokens=_column(task.pins.get("max_tokens", tokens), count),
         gpu_weights=_column(task.pins.get("gpu_weights", 100), count),
     )
+    batch = usual_batch(one.engine, one.hardware, layout)
+    layout = replace(layout, max_batch=_column(task.pins.get("max_batch", batch), count))
     if not count:
         return layout, 0
     allowed = broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count)
@@ -85,6 +85,11 @@ class Starting:
     def __len__(self) -> int:
         return len(self.most)
 
+    def within(self, gpus: int) -> Starting:
+        """Those with engines of at most so many GPUs."""
+        rows = np.flatnonzero(np.asarray(self.layout.engine_gpus) <= gpus)
+        return replace(self, layout=self.layout.take(rows), most=self.most[rows])
+
 
 def starting(one: Served, task: Task) -> Starting:
     """The splits that an engine may run and that start."""
@@ -93,7 +98,8 @@ def starting(one: Served, task: Task) -> Starting:
     if not count:
         return Starting(layout=layout, most=np.zeros(0), counts={"looked_at": looked_at, "legal": 0, "fitting": 0})
     memory = serving_memory(one.model, one.hardware, one.engine, one.precision, layout, task.traffic)
-    most = broadcast(running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory), count)
+    limit = np.minimum(MOST_RUNNING, most_sequences(one.engine, layout))
+    most = broadcast(running_at_most(one, replace(layout, max_batch=limit), task.traffic, memory), count)
     rows = np.flatnonzero(broadcast(memory.fits, count) & (most >= 1.0))
     counts = {"looked_at": looked_at, "legal": count, "fitting": len(rows)}
     return Starting(layout=layout.take(rows), most=most[rows], counts=counts)
@@ -114,7 +120,7 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "
     most = np.minimum(most, _with_its_batch(one, task, layout, most))
     layout = replace(layout, replicas=_replicas(task, layout))
     if task.loaded:
-        return _table(one, task, with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
+        return _table(one, task, with_batch(one, layout, task), np.full(len(most), task.traffic.value), counts)
     close, every = np.arange(len(most)), at_loads(most)
     if len(every[0]) > AT_ONCE:
         coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
@@ -134,15 +140,27 @@ def _with_chunks(one: Served, task: Task, layout: ServingLayout, most: Floats, c
     varied = layout.take(rows)
     budget = (np.asarray(varied.max_tokens) * np.tile(chunks, len(most))).astype(np.int64)
     varied = replace(varied, max_tokens=np.clip(budget, *CHUNKS_WITHIN))
+    if "max_batch" in task.pins:
+        kept = np.flatnonzero(varied.max_batch <= most_sequences(one.engine, varied))
+        rows, varied = rows[kept], varied.take(kept)
     held = np.minimum(most[rows], _with_its_batch(one, task, varied, most[rows]))
     return _at_loads(one, task, varied, at_loads(held), dict.fromkeys(COUNTS, 0))
 
 
 def _with_its_batch(one: Served, task: Task, layout: ServingLayout, most: Any) -> Any:
     """What runs at once with the batch limit raised to ``most``: a larger batch takes room from the cache."""
-    raised = replace(layout, max_batch=np.maximum(layout.max_batch, np.asarray(most).astype(np.int64)))
-    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, raised, task.traffic)
-    return np.maximum(running_at_most(one, raised, task.traffic, memory), 1.0)
+    larger = raised(one, task, layout, most)
+    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, larger, task.traffic)
+    return np.maximum(running_at_most(one, larger, task.traffic, memory), 1.0)
+
+
+def raised(one: Served, task: Task, layout: ServingLayout, batch: Any) -> ServingLayout:
+    """The batch limit raised to ``batch`` where that is more and it is not pinned, as far as the engine starts with its budget of
+    a step."""
+    if "max_batch" in task.pins:
+        return layout
+    wanted = np.maximum(layout.max_batch, np.asarray(batch).astype(np.int64))
+    return replace(layout, max_batch=np.minimum(wanted, most_sequences(one.engine, layout)))
 
 
 def _replicas(task: Task, layout: ServingLayout) -> NDArray[np.int64]:
@@ -155,12 +173,11 @@ def _replicas(task: Task, layout: ServingLayout) -> NDArray[np.int64]:
     return most
 
 
-def with_batch(layout: ServingLayout, task: Task) -> ServingLayout:
+def with_batch(one: Served, layout: ServingLayout, task: Task) -> ServingLayout:
     """The batch limit raised where more requests are in flight at an engine than its default runs."""
-    if "max_batch" in task.pins or task.traffic.load != "concurrency":
+    if task.traffic.load != "concurrency":
         return layout
-    each = np.ceil(task.traffic.value / np.asarray(layout.replicas)).astype(np.int64)
-    return replace(layout, max_batch=np.maximum(layout.max_batch, each))
+    return raised(one, task, layout, np.ceil(task.traffic.value / np.asarray(layout.replicas)))
 
 
 def _at_loads(
@@ -168,8 +185,7 @@ def _at_loads(
 ) -> Priced:
     """Splits at several loads of an engine each: ``at`` (rows, loads)."""
     rows, load = at
-    layout = layout.take(rows)
-    layout = replace(layout, max_batch=np.maximum(layout.max_batch, load))
+    layout = raised(one, task, layout.take(rows), load)
     return _table(one, task, layout, load * np.asarray(layout.replicas), counts, split=rows)
 
 

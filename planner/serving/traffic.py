@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
@@ -67,6 +68,11 @@ class Lengths:
         return cls(mean=float(values.mean()), squared=float((values**2).mean()), longest=float(values.max()))
 
 
+def longest_request(prompt: Lengths, answer: Lengths) -> int:
+    """Tokens that a sequence may grow to, rounded up but for what rounding of the ends adds."""
+    return math.ceil(round(prompt.longest + answer.longest, 6))
+
+
 @record
 class Speculation:
     """Draft tokens that the model verifies in one step: a declared input, never guessed."""
@@ -110,6 +116,11 @@ class Traffic:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s that arrive; None where requests wait for each other."""
+        return self.value if self.load == "rate" else None
 
     @property
     def tokens_per_step(self) -> float:

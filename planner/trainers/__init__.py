@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+SERVERS = ("vllm", "sglang", "trtllm", "dynamo")
+"""Words after --from of ``plan import`` that are no trainers: what starts a server, which planner.serving.readback reads."""
 
 @cache
 def having(part: str) -> dict[str, Any]:

@@ -110,9 +110,8 @@ def lengths_and_file(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]
 
 @serve.command()
 @question_options
-@click.option(
-    "--disaggregated/--aggregated", default=None, help="Two pools, for prompts and for answers, alone; or none."
-)
+@click.option("--disaggregated", is_flag=True, help="Two pools alone, for prompts and for answers.")
+@click.option("--aggregated", is_flag=True, help="No deployment of two pools.")
 @click.option(
     "--fewest-gpus", is_flag=True, help="On as few GPUs as serve the load within the limits; --gpus is the most."
 )
@@ -124,7 +123,8 @@ def lengths_and_file(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]
 @OUTPUT
 @JSON
 def search(
-    top: int, cheapest: bool, cluster: Path | None, outputs: tuple[str, ...], as_json: bool, **flags: Any
+    top: int, cheapest: bool, cluster: Path | None, outputs: tuple[str, ...], as_json: bool, disaggregated: bool, aggregated: bool,
+    **flags: Any,
 ) -> None:  # fmt: skip
     """How to serve a model: engine, split, format and load, for throughput, for one user, and between.
 
@@ -144,6 +144,9 @@ def search(
     """
     from planner import api
 
+    if disaggregated and aggregated:
+        raise click.UsageError("--disaggregated and --aggregated are two answers to one question; leave both out to compare them")
+    flags["disaggregated"] = True if disaggregated else False if aggregated else None
     length, file = lengths_and_file(outputs)
     if cluster is not None:
         _on_cluster(cluster, length, file, as_json, {**flags, "cheapest": cheapest or None})

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.costs import Rates
+from planner.serving.curve_basis import basis_text, curve_basis
 from planner.serving.priced_table import OBJECTIVES
 from planner.serving.published import QUALITY
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
@@ -84,7 +85,8 @@ def title(question: Question) -> str:
 def _heading(found: Answered) -> str:
     if not found.fit:
         return "Nothing starts; closest"
-    return "Best deployments" if found.kept else "Nothing keeps the limits; closest"
+    late = not found.question.task.limited
+    return "Best deployments" if found.kept else f"Nothing {'keeps up' if late else 'keeps the limits'}; closest"
 
 
 def _verdict(found: Answered) -> list[str]:
@@ -242,6 +244,7 @@ def print_plan(console: Console, plan: ServePlan, price: float | None = None) ->
     if row.fits:
         console.print(rates_line(row))
     print_parts(console, plan)
+    console.print(escape(basis_text(curve_basis(plan))), soft_wrap=not console.is_terminal)
     if plan.assumptions:
         console.print(assumptions_table(plan.assumptions))
     print_notes(console, rates)
@@ -266,9 +269,10 @@ def rates_line(row: ServeRow) -> str:
 
 
 def plan_data(plan: ServePlan, price: float | None = None) -> dict[str, Any]:
-    """One plan: the line of the table, and the plan as its file holds it."""
+    """One plan: the line of the table, where its curves come from, and the plan as its file holds it."""
     return {
         "row": row_data(row_of_plan(plan, rates_of_plan(plan, price))),
+        "curves": curve_basis(plan),
         "plan": plan.to_dict(),
     }
 

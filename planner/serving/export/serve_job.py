@@ -17,7 +17,7 @@ from planner.serving.plan_pricing import memory_of_chain
 from planner.serving.serve_plan import ServePlan, ServeStage
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_rules import violations
+from planner.serving.serving_rules import longest_of, too_long, violations
 from planner.serving.serving_weights import host_bytes
 from planner.serving.traffic import Speculation
 
@@ -122,11 +122,8 @@ class ServeJob:
             for pool in job.pools
             if pool.gpus > pool.gpus_per_node and pool.gpus % pool.gpus_per_node
         ]  # fmt: skip
-        if plan.longest > plan.model.max_sequence_length > 0:
-            problems.append(
-                f"requests of up to {plan.longest} tokens are longer than the {plan.model.max_sequence_length} positions of "
-                f"{plan.model.name}; plan with shorter ones"
-            )
+        if long := too_long(plan.model, plan.longest):
+            problems.append(long)
         if problems:
             raise PlannerError(f"{plan.engine} cannot run this plan: {'; '.join(dict.fromkeys(problems))}")
         return job
@@ -258,7 +255,7 @@ class ServeJob:
     def length(self) -> int:
         """Tokens that a sequence may grow to."""
         asked = self.plan.options.max_length or self.plan.longest + HEADROOM
-        return min(asked, max(self.plan.model.max_sequence_length, self.plan.longest))
+        return min(asked, max(longest_of(self.plan.model), self.plan.longest))
 
     @property
     def dtype(self) -> str:

@@ -17,17 +17,9 @@ HOST_METHODS = {"fp8": "FP8", "fp8_block": "FP8", "int4": "RAWINT4", "int8": "AM
 """Formats of experts on the CPU as KTransformers calls them; BF16 for all others."""
 
 
-def refusals(job: ServeJob) -> list[str]:
-    """What its flags cannot say."""
-    found = []
-    for pool in job.pools:
-        one = pool.layout
-        if job.plan.model.is_moe and int(one.ep) > 1 and not pool.all_experts_spread:
-            found.append(
-                f"SGLang requires ep x moe_dp = tp, all {one.ranks} ranks of a stage, and the {pool.name} layout has "
-                f"ep {one.ep} x moe_tp {one.moe_tp}; choose ep {one.ranks} or ep 1"
-            )
-    return found
+def refusals(_: ServeJob) -> list[str]:
+    """What its flags cannot say: nothing. Ranks of a stage beyond ep split each expert where --moe-dp-size is 1, as it is."""
+    return []
 
 
 def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:

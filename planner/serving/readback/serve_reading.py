@@ -16,7 +16,7 @@ from planner.serving.readback.server_commands import FORM, Found, Server, find_s
 from planner.serving.readback.server_layouts import Stated, stated_by, weights_of
 from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
-from planner.serving.serving_rules import violations
+from planner.serving.serving_rules import usual_batch, violations
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
@@ -61,8 +61,6 @@ TRAINS = (
     r"\btorchrun\b|\baccelerate launch\b|\bdeepspeed\s|\bmegatron\b|verl\.trainer|\w(Trainer|TrainingArguments)\(|\bSFTConfig\("
 )
 """What stands in a file that trains, though it may start a server for its samples."""
-NAMES = ("vllm", "sglang", "trtllm", "dynamo")
-"""Words after --from that mean a server."""
 
 
 def starts_servers(path: Path) -> bool:
@@ -192,14 +190,16 @@ class _Reader:
     def _layout(self, server: Server, stated: Stated, engine: Engine, hardware: Any) -> ServingLayout:
         degrees = {**stated.degrees, "replicas": stated.degrees.get("replicas", 1) * server.copies}
         start = ServingLayout(**degrees)
-        default = int(engine.default_max_batch(hardware, start)), int(engine.default_max_tokens(hardware, start))
+        tokens = int(engine.default_max_tokens(hardware, start))
+        start = replace(start, max_tokens=stated.tokens or tokens)
+        default = int(usual_batch(engine, hardware, start)), tokens
         for what, value, standard in (
             ("largest batch", stated.batch, default[0]),
             ("tokens of a step", stated.tokens, default[1]),
         ):
             if value is None and not any(one.what == what for one in self.assumptions):
                 self.assume(what, standard, f"default of {engine.name} {engine.version} on {hardware.name}", "--set")
-        return ServingLayout(**degrees, max_batch=stated.batch or default[0], max_tokens=stated.tokens or default[1])
+        return replace(start, max_batch=stated.batch or default[0])
 
     def _precision(self, stated: Stated, model_text: str, engine: Engine) -> Precision:
         weights = weights_of(stated, model_text, self.given, lambda one: self.given.questions.append(one))

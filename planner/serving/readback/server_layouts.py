@@ -1,5 +1,6 @@
 """What the settings of an engine say: degrees, precision, options, drafted tokens. What is not said stays None."""
 
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ DECIDES = re.compile(
     r"parallel|offload|cache|graph|compil|backend|quant|dtype|spec|batch|token|seq|prefill|chunk|lora|eplb|dbo|overlap|async|mamba|block|moe"
 )
 """Words in the names of settings that may change time or memory."""
+NEAR = 0.85
+"""How like a setting that decides one must be that an engine does not know, so that the former is asked for."""
 _READ = {
     "vllm": "model tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel max_num_seqs "
     "decode_context_parallel_size max_num_batched_tokens max_model_len gpu_memory_utilization kv_cache_dtype quantization dtype "
@@ -89,6 +92,10 @@ def stated_by(server: Server, model: ModelSpec, settings: Settings) -> Stated:
     for text in settings.left():
         name = text.partition(" = ")[0].partition(".")[0]
         there = f"--{name.replace('_', '-')}" in known or f"--{name}" in known or name in config
+        near = difflib.get_close_matches(name, _READ[server.engine].split(), n=1, cutoff=NEAR)
+        if not there and near and near[0] not in server.settings and near[0] not in settings.data:
+            choices = (str(settings.data.get(name, "")),)
+            settings.ask(Question(name=near[0], about=f"{shown(name)} is no setting of {server.engine}", choices=choices))
         (found.unread if DECIDES.search(name) or not there else found.noise).append(text)
     return found
 

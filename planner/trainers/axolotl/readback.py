@@ -79,7 +79,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     length = given.number("sequence_len")
     answered = given.said is not None and given.said.sequence_length is not None
     if length is None and given.get("max_packed_sequence_len") is not None and not answered:
-        given.ask(Question(name="sequence_len", about="max_packed_sequence_len is none of axolotl's settings any more", choices=("N",)))
+        why = "max_packed_sequence_len is none of axolotl's settings any more"
+        given.ask(Question(name="sequence_len", about=why, choices=("N",)))
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=given.label("base_model"),
         micro_batch_size=micro or 1, accumulation=steps or (None if given.get("batch_size") else 1),

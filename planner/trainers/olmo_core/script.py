@@ -51,10 +51,10 @@ class OlmoScript(Parts):
     def _of_ifexp(self, node: ast.IfExp) -> Any:
         """opts.sequence_length if opts.sequence_length is not None else its default."""
         found = super()._of_ifexp(node)
-        if isinstance(node.body, ast.Attribute) and node.body.attr in LENGTHS and isinstance(found, str) and is_open(found):
-            if ast.unparse(node.test) == f"{ast.unparse(node.body)} is not None":
-                self.defaults.append(node.body.attr)
-                return self._value(node.orelse)
+        option = isinstance(node.body, ast.Attribute) and node.body.attr in LENGTHS
+        if option and is_open(str(found)) and ast.unparse(node.test) == f"{ast.unparse(node.body)} is not None":
+            self.defaults.append(last_name(node.body))
+            return self._value(node.orelse)
         return found
 
     def _of_boolop(self, node: ast.BoolOp) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planner.errors import PlannerError, UnknownNameError
-from planner.trainers import having, load
+from planner.trainers import SERVERS, having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
@@ -21,7 +21,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     beside it. Raises PlannerError."""
     readers = dict(sorted(having("readback").items(), key=lambda one: not getattr(one[1], "READ_FIRST", False)))
     if name is not None and name not in readers:
-        raise UnknownNameError("reader", name, readers)
+        raise UnknownNameError("reader", name, [*readers, *SERVERS])
     text = read_text(path)
     said = _counted(path, text, given or Given())
     run = _run(path, text, said)
@@ -48,7 +48,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         return own
     if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
         raise PlannerError(f"{path}: a program of {trained}, of whose programs this one is not read; 'plan estimate' takes its job")
-    raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
+    raise PlannerError(f"{path}: looks like no configuration of {', '.join([*readers, *SERVERS])}; say which with --from")
 
 
 def _counted(path: Path, text: str, said: Given) -> Given:
