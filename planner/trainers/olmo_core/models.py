@@ -8,8 +8,8 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
+from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import known_model
-from planner.trainers.reading.parts import Parts
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.shell.text import is_open
 

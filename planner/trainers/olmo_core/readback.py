@@ -12,13 +12,21 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.trainers.olmo_core.changes import require_unchanged
-from planner.trainers.olmo_core.degrees import NODE, launched_on, notes_of, parallel_of, replicas_of, stages_of, word
+from planner.trainers.olmo_core.assignments import require_unchanged
+from planner.trainers.olmo_core.cookbook import LENGTHS, OlmoScript
 from planner.trainers.olmo_core.models import MOST_CALLS, model_of
-from planner.trainers.olmo_core.script import LENGTHS, OlmoScript
+from planner.trainers.olmo_core.parallel_parts import (
+    NODE,
+    launched_on,
+    notes_of,
+    parallel_of,
+    replicas_of,
+    stages_of,
+    word,
+)
+from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
-from planner.trainers.reading.parts import Parts
 from planner.trainers.reading.python_text import UNNAMED, last_name
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import quotient
@@ -34,16 +42,8 @@ OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfi
 
 def read(path: Path, said: Given) -> Reading:
     """The training of a script. Raises PlannerError, OpenQuestionsError for what its text does not say."""
-    script: Parts = OlmoScript(path, said)
-    launched = launched_on(script) if said.num_gpus is None else None
-    said = said if launched is None else replace(said, num_gpus=launched)
-    asked: list[Question] = []
-    length, usual = _length(script, _module(script), said)
-    if length is None:
-        asked.append(NEEDED["sequence_length"])
-    held = dict.fromkeys(LENGTHS, str(length)) if length is not None else {}  # attributes of this name hold it
-    # what hangs on the number of GPUs is not asked for beside it
-    script = OlmoScript(path, replace(said, settings={**held, **said.settings}, num_gpus=said.num_gpus or NODE))
+    script, said, launched, length, usual = _followed(path, said)
+    asked: list[Question] = [] if length is not None else [NEEDED["sequence_length"]]
     module = _module(script)
     if said.num_gpus is not None:
         require_unchanged(script)
@@ -93,6 +93,18 @@ def read(path: Path, said: Given) -> Reading:
         found, model=None if said.model is not None else spec, unread=(*found.unread, *_unread(script, parts)),
         vocab_size=0 if model.vocab_size in (None, spec.vocab_size) else model.vocab_size, notes=(*found.notes, *notes),
     )  # fmt: skip
+
+
+def _followed(path: Path, said: Given) -> tuple[Parts, Given, int | None, int | None, bool]:
+    """A script that knows its GPUs and length: (it, what is said, GPUs that it launches itself on, tokens, OLMo-core's default)."""
+    script: Parts = OlmoScript(path, said)
+    launched = launched_on(script) if said.num_gpus is None else None
+    said = said if launched is None else replace(said, num_gpus=launched)
+    length, usual = _length(script, _module(script), said)
+    held = dict.fromkeys(LENGTHS, str(length)) if length is not None else {}  # attributes of this name hold it
+    # what hangs on the number of GPUs is not asked for beside it
+    knowing = replace(said, settings={**held, **said.settings}, num_gpus=said.num_gpus or NODE)
+    return OlmoScript(path, knowing), said, launched, length, usual
 
 
 def _module(script: Parts) -> ast.Call:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.parts import Parts
+from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.python_text import compared, last_name
 from planner.trainers.reading.shell.text import is_open
 

@@ -9,8 +9,8 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
 from planner.trainers.olmo_core.models import MOST_CALLS
+from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.given import Question, value_of
-from planner.trainers.reading.parts import Parts
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.values import quotient, whole_number
 

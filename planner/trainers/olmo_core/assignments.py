@@ -5,7 +5,7 @@ import re
 
 from planner.errors import PlannerError
 from planner.trainers.olmo_core.models import MOST_CALLS
-from planner.trainers.reading.parts import Parts
+from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.values import not_priced
 
