@@ -341,3 +341,14 @@ def test_the_command_line(run: Any, tmp_path: Any) -> None:
     done = run("serve", "estimate", *flags, "--tp", "2")
     assert done.exit_code == 0 and "Decode step" in done.output and "excludes" not in done.output
     assert run("serve", "--gpus", "2").exit_code == 2 and run("serve", "nonsense").exit_code == 2
+
+
+def test_an_engine_of_several_nodes_fills_them() -> None:
+    """Launchers start equal processes on equal nodes; what is pinned is priced all the same."""
+    sizes: dict[str, Any] = {"model": "deepseek-v3", "hardware": "h100-sxm", "gpus": 12}
+    free, pinned = asked(**sizes), asked(**sizes, layout={"tp": 4, "pp": 3})
+    found, said = (
+        np.concatenate([splits(one, question.task)[0].engine_gpus for one in question.served()]) for question in (free, pinned)
+    )
+    assert len(found) and np.all(found <= 8)
+    assert set(said) == {12}

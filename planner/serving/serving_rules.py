@@ -355,6 +355,11 @@ def legal(
     return mask
 
 
+def fills_nodes(gpus: Any, per_node: Any) -> Any:
+    """Whether engines of so many GPUs stand in a node or on whole ones, as launchers start them: equal processes on equal nodes."""
+    return (gpus <= per_node) | (gpus % per_node == 0)
+
+
 def rules_of(engine: Engine) -> list[ServingRule]:
     """The rules that an engine has."""
     return [one for one in RULES if not one.engines or engine.name in one.engines]

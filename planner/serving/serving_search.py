@@ -32,7 +32,7 @@ from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most, with_parts
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_rules import legal, most_sequences, usual_batch
+from planner.serving.serving_rules import fills_nodes, legal, most_sequences, usual_batch
 
 NEAR_FASTEST = 0.95
 """Interactive: of what reaches this part of the highest speed per user, the highest throughput."""
@@ -65,6 +65,8 @@ def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
     if not count:
         return layout, 0
     allowed = broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count)
+    if not task.pins.keys() & {"tp", "pp", "attn_dp"}:  # what is said is priced, though the exports may not start it
+        allowed = allowed & fills_nodes(layout.engine_gpus, one.hardware.gpus_per_node)
     return layout.take(np.flatnonzero(allowed)), count
 
 

@@ -17,7 +17,7 @@ from planner.serving.plan_pricing import memory_of_chain
 from planner.serving.serve_plan import ServePlan, ServeStage
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_rules import longest_of, too_long, violations
+from planner.serving.serving_rules import fills_nodes, longest_of, too_long, violations
 from planner.serving.serving_weights import host_bytes
 from planner.serving.traffic import Speculation
 
@@ -120,7 +120,7 @@ class ServeJob:
         ] + [
             f"an engine of {pool.gpus} GPUs does not fill nodes of {pool.gpus_per_node}; choose degrees whose product divides by it"
             for pool in job.pools
-            if pool.gpus > pool.gpus_per_node and pool.gpus % pool.gpus_per_node
+            if not fills_nodes(pool.gpus, pool.gpus_per_node)
         ]  # fmt: skip
         if long := too_long(plan.model, plan.longest):
             problems.append(long)
