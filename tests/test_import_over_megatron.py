@@ -7,7 +7,7 @@ import pytest
 from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given
 
 OVER_MEGATRON = """
@@ -59,7 +59,7 @@ def test_llama_factory_over_megatron_is_read_with_its_degrees(tmp_path: Path) ->
 )  # fmt: skip
 def test_what_it_takes_and_is_not_read_there_is_refused_by_its_word(tmp_path: Path, old: str, new: str, says: str) -> None:
     with pytest.raises(PlannerError, match=says):
-        _read(tmp_path, OVER_MEGATRON.replace(old, new))
+        to_plan(_read(tmp_path, OVER_MEGATRON.replace(old, new)))
 
 
 def test_states_over_megatron_are_asked_for_where_its_two_ways_differ(tmp_path: Path) -> None:

@@ -24,19 +24,22 @@ FP8_GATHERED = {"fp8": 1.0, "fp8_block": 1.0, "mxfp8": 2.0}
 BOTH_LAYOUTS = 2.0
 """Bytes of such a parameter where it lies: by rows, and by columns for the backward pass. Blackwell needs the second for scales of
 blocks alone: counted there too.  [Transformer Engine, Float8Tensor: _data and _transpose; MXFP8Tensor: rowwise and columnwise]"""
-NF4_BLOCK, SCALE_BLOCK = 64.0, 256.0
+NF4_BLOCK, SCALE_BLOCK, NVFP4_BLOCK = 64.0, 256.0, 16.0
 MASTER_BYTES = 4.0
 """Of fp32 master weights, which states of trainers count that keep weights in half precision."""
 FROZEN_BYTES = {
     "fp32": 4.0,
     "fp8": 1.0,
     "int8": 1.0,
+    "nvfp4": BOTH_LAYOUTS * (0.5 + 1.0 / NVFP4_BLOCK),
     "nf4": 0.5 + 4.0 / NF4_BLOCK,
     "nf4_dq": 0.5 + 1.0 / NF4_BLOCK + 4.0 / (NF4_BLOCK * SCALE_BLOCK),
 }
 """Bytes per frozen parameter of a linear layer, scales included: nf4 4.5 bits, double quantised 4.127 bits. One scale per
 tensor or row is below 0.1 %.  [Dettmers 2023, arXiv 2305.14314, section 3; bitsandbytes, functional.py: quantize_4bit,
-blocksize 64, nested blocksize 256]"""
+blocksize 64, nested blocksize 256]  nvfp4 lies by rows and by columns, 9 bits.  [Transformer Engine, NVFP4Tensor]"""
+RUNS_AS_IT_LIES = {"fp8": LOW_PRECISIONS, "nvfp4": ("nvfp4",)}
+"""Dtype of a frozen base -> precisions whose products read it as it lies, with no cast and no copy beside it."""
 
 
 def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
@@ -102,7 +105,7 @@ def frozen_element(workload: Workload) -> float:
 
 
 def dequantised(workload: Workload) -> bool:
-    """Frozen weights are brought to bf16 before each product; fp8 weights are not where products run in fp8."""
+    """Frozen weights are brought to bf16 before each product; fp8 weights are not where products run in fp8, nor nvfp4 in fp4."""
     if frozen_element(workload) == workload.element:
         return False
-    return workload.frozen_weights != "fp8" or workload.precision not in LOW_PRECISIONS
+    return workload.precision not in RUNS_AS_IT_LIES.get(workload.frozen_weights, ())

@@ -137,7 +137,7 @@ class Compute:
             key = {"bf16": "fp16", "fp16": "bf16"}[key]  # Volta has no bf16, Gaudi is listed without fp16
         if key not in self.peak_flops:
             known = ", ".join(self.peak_flops)
-            raise PlannerError(f"{self.name} has no {key} tensor cores; choose one of {known}")
+            raise PlannerError(f"{self.name} has no {key} tensor cores; choose one of {known}, or other hardware")
         return self.peak_flops[key]
 
     def by_columns(self, dtype: str) -> float:

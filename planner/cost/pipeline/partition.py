@@ -8,7 +8,14 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
-from planner.cost.state_dtypes import BOTH_LAYOUTS, FP8_GATHERED, frozen_element, frozen_other, quantised_weights
+from planner.cost.state_dtypes import (
+    BOTH_LAYOUTS,
+    FP8_GATHERED,
+    RUNS_AS_IT_LIES,
+    frozen_element,
+    frozen_other,
+    quantised_weights,
+)
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
@@ -327,7 +334,7 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
 
     Trained weights as the trainer has them. A frozen base has no master weights: linear layers in ``frozen_element``, all else
     (embedding, head, norms) in the dtype of activations; in fp8 the copies that a trainer keeps come on top, unless the base
-    itself is fp8.
+    itself is in fp8 or fp4.
     """
     copies = ("weight_copies" in trainer.kernels.fp8) * (workload.precision in LOW_PRECISIONS)
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
@@ -339,7 +346,7 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
             each = max(each, 4.0)
         return np.full((1, 1), each), np.full((1, 1), each)
     linear, other = frozen_element(workload), frozen_other(workload)
-    linear = linear + copies * (workload.frozen_weights != "fp8")
+    linear = linear + copies * (workload.frozen_weights not in RUNS_AS_IT_LIES)
     return share * linear + (1.0 - share) * other, np.full((1, 1), linear if trainer.kernels.linear_experts else other)
 
 

@@ -13,7 +13,7 @@ from planner.trainers.reading.given import Question
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.values import not_priced, quotient
+from planner.trainers.reading.values import quotient
 
 DEGREES = tuple(f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "expert_model", "virtual_pipeline_model"))
 """Arguments that the other trainers of LLaMA-Factory do not have."""
@@ -22,9 +22,13 @@ BRIDGE = ("mixed_precision", "use_packed_sequences", "megatron_pretrained_checkp
 NOT_PRICED = (
     "pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "moe_layer_recompute", "moe_expert_capacity_factor", "mtp_num_layers", "cuda_graph_impl", "fp8", "fp8_recipe", "fp8_param",
-    "additional_configs", "freeze_language_model", "use_badam", "use_galore", "use_apollo",
+    "freeze_language_model", "use_badam", "use_galore", "use_apollo",
 )  # fmt: skip
 """What mcore_adapter takes and decides layers, memory or time otherwise than is read here."""
+IN_A_BLOCK = re.compile(
+    r"max_sequence_length|max_position_embeddings|position_embedding_type|rotary_\w+|rope_\w+|mrope_\w+|init_method_std"
+)
+"""Keys of additional_configs, which go into the model's configuration, that change neither memory nor degrees."""
 QUIET = re.compile(
     r"bias_activation_fusion|apply_rope_fusion|overlap_\w+|moe_grouped_gemm|moe_aux_loss_coeff|variable_seq_lengths|delay_grad_reduce"
     r"|calculate_per_token_loss|sequence_packing|ddp_\w+|distrib_optim_\w+|ckpt_\w+|save_hf_model|check_for_nan_\w+|optim"
@@ -46,10 +50,9 @@ def parse(given: Settings, objective: str, length: int, quiet: re.Pattern[str], 
     if given.get("finetuning_type", "lora") != "full" or objective != "lm":
         raise PlannerError(f"{given.path}: of LLaMA-Factory over Megatron (MCA) pt and sft of all weights are read")
     found = [one for one in NOT_PRICED if given.get(one) not in (None, False, 0)]
+    found += _of_the_block(given.get("additional_configs"))
     if given.get("recompute_method") not in (None, "uniform") or given.size("recompute_num_layers", 1) > 1:
         found.append("recompute_num_layers")
-    if found:
-        raise not_priced(str(given.path), found, found)
     name = given.label("model_name_or_path")
     model, notes = named_model(name, given.path) if name else (None, ())
     fields, asked = _layout(given), _asked(given)
@@ -60,11 +63,36 @@ def parse(given: Settings, objective: str, length: int, quiet: re.Pattern[str], 
         fields |= {"dp": dp, "num_microbatches": steps}
         batch *= dp
     return Reading(
-        trainer=spell("megatron", {"gradient_overlap": "on" if given.flag("overlap_grad_reduce") else "off"}),
+        trainer=_trainer(given),
         fields=fields, model=model, model_name=name, sequence_length=length, global_batch_size=batch, num_gpus=num_gpus,
-        precision=_precision(given), optimizer=_optimizer(given), notes=(*notes, *_dispatch(given, fields)), questions=asked,
+        precision=_precision(given), optimizer=_optimizer(given), notes=(*notes, *_dispatch(given, fields)),
+        questions=(*map(_not_priced, found), *asked),
         unread=tuple(one for one in given.left() if not re.fullmatch(rf"{quiet.pattern}|{QUIET.pattern}", one.split(" = ")[0])),
     )  # fmt: skip
+
+
+def _of_the_block(block: Any) -> list[str]:
+    """additional_configs with the keys that may decide memory or degrees, where it has such keys or is no mapping."""
+    if block in (None, False) or block == {}:
+        return []
+    if not isinstance(block, dict):
+        return ["additional_configs"]
+    keys = [str(one) for one in block if not re.fullmatch(rf"{IN_A_BLOCK.pattern}|{QUIET.pattern}", str(one))]
+    return [f"additional_configs.{', '.join(keys)[:80]}"] if keys else []
+
+
+def _not_priced(name: str) -> Question:
+    """What is asked about an argument that a plan cannot say; a key of a block is left out with its block."""
+    what = "decides memory or degrees and is not priced; false imports the job without"
+    block, _, key = name.partition(".")
+    return Question(name=block, about=f"{key}: {what}" if key else what, choices=("false",))
+
+
+def _trainer(given: Settings) -> str:
+    """Megatron Core, whose loss is one kernel where that is Transformer Engine's; its own fusion is torch's, of several passes."""
+    fused = given.flag("cross_entropy_loss_fusion") and given.get("cross_entropy_fusion_impl", "native") == "te"
+    overlap = {"gradient_overlap": "on" if given.flag("overlap_grad_reduce") else "off"}
+    return spell("megatron", {**overlap, **({"loss_fusion": "on"} if fused else {})})
 
 
 def _layout(given: Settings) -> dict[str, int]:

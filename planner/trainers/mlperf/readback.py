@@ -8,10 +8,13 @@ import dataclasses
 import re
 from pathlib import Path
 
+from planner.errors import PlannerError
 from planner.hardware.names import profile_named
 from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
+from planner.trainers.mlperf import words
+from planner.trainers.mlperf.words import true
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.shell import Script, evaluate, is_open, roots
@@ -27,6 +30,7 @@ NAMES = {
     "TENSOR_MODEL_PARALLEL": "tensor_model_parallel_size", "PIPELINE_MODEL_PARALLEL": "pipeline_model_parallel_size",
     "CONTEXT_PARALLEL": "context_parallel_size", "INTERLEAVED_PIPELINE": "num_virtual_stages_per_pipeline_rank",
     "MICRO_BATCH_SIZE": "micro_batch_size", "MBS": "micro_batch_size", "EXPERT_MODEL_PARALLEL": "expert_model_parallel_size",
+    "EXPERT_PARALLEL": "expert_model_parallel_size",
     "TP": "tensor_model_parallel_size", "PP": "pipeline_model_parallel_size", "CP": "context_parallel_size",
     "VP": "num_virtual_stages_per_pipeline_rank",
 }  # fmt: skip
@@ -41,7 +45,7 @@ TEXTS = {
     "RECOMPUTE_NUM_LAYERS": "recompute_num_layers", "ACT_CKPT_GRANULARITY": "recompute_granularity",
     "ACT_CKPT_METHOD": "recompute_method", "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
     "ACG": "recompute_granularity", "ACM": "recompute_method", "ACL": "recompute_num_layers",
-    "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers",
+    "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers", "CUDA_GRAPH_IMPLEMENTATION": "cuda_graph_impl",
 }  # fmt: skip
 """Variables whose texts are the arguments, where they say something."""
 FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
@@ -58,9 +62,8 @@ GPUS = "L40S|A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
 def read(path: Path, given: Given) -> Reading:
     """The job of a configuration; scripts that it reads are followed where they lie in its folder. Raises PlannerError."""
     script = evaluate(read_text(path), str(path), given.settings, path.parent)
-    given.used.update(
-        given.settings.keys() & (script.variables.mentioned | {*NAMES, *FLAGS, *TEXTS, *FROZEN, "FP8", "DGXNGPU", "MINIBS", "LORA"})
-    )
+    arguments = {*NAMES, *FLAGS, *TEXTS, *FROZEN}
+    given.used.update(given.settings.keys() & (script.variables.mentioned | arguments | {*words.READ, "DGXNGPU", "MINIBS"}))
     values = {name: text for name in script.variables.values if (text := script.variables.text(name)) is not None}
     for name, usual in OTHER_NAMES.items():
         if name in values:
@@ -68,16 +71,18 @@ def read(path: Path, given: Given) -> Reading:
     conf = _conf(path)
     if not script.missing:
         values = {name: usual for _, name, usual in conf if usual not in ("", "null")} | values
-    if "CPU_OFFLOADING" in values and not _true(values["CPU_OFFLOADING"]):
+    if "CPU_OFFLOADING" in values and not true(values["CPU_OFFLOADING"]):
         values.pop("CPU_OFFLOADING_NUM_LAYERS", None)
+    words.check_recipe(str(path), values)
     place = next((one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower()) in one.split("|")), "")
     place = place or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
     model, length = BENCHMARKS.get(place, ("", 0))
-    lora = _true(values.get("LORA")) or "lora" in place
+    lora = true(values.get("LORA")) or "lora" in place
     said = given if given.model or not model else dataclasses.replace(given, model=model)
     if lora and not values.keys() & set(FROZEN):
         values |= {key.upper(): values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
-    questions = _questions(script, values, said, length, lora)
+    strangers = words.strangers(values, script.variables.values, arguments)
+    questions = [*_questions(script, values, said, length, lora), *words.questions(values, strangers, lora)]
     staged = values.get("PIPELINE_MODEL_PARALLEL", "1") not in ("", "1")
     if staged and not lora and not (conf and not script.missing) and not values.keys() & {"INTERLEAVED_PIPELINE", "VP"}:
         about = "virtual stages of a rank; 12 in the YAML of NVIDIA's implementations where it is not set"
@@ -101,10 +106,13 @@ def read(path: Path, given: Given) -> Reading:
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
     reading = reading_of(found, said)
-    reading = _noted(path, reading, script, place, bool(mapped))
+    reading = _noted(path, reading, values, script, place, bool(mapped))
+    reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
-        return reading
-    frozen = "fp8" if any(_true(values.get(name)) for name in FROZEN[:2]) else "bf16"
+        on = words.fp8_attention(values)
+        return dataclasses.replace(reading, trainer=spell(reading.trainer, {"fp8_attention": "on"})) if on else reading
+    frozen = "fp8" if any(true(values.get(name)) for name in FROZEN[:2]) else "bf16"
+    frozen = "nvfp4" if words.frozen_in_four_bits(values) else frozen
     unread = tuple(one for one in reading.unread if "fp8-param" not in one)
     rank = values.get("LORA_DIM", "")
     return dataclasses.replace(
@@ -113,14 +121,27 @@ def read(path: Path, given: Given) -> Reading:
     )  # fmt: skip
 
 
-def _noted(path: Path, reading: Reading, script: Script, place: str, mapped: bool) -> Reading:
-    """The reading with its hardware, by the name of the file, and with what was taken for what."""
+def _noted(path: Path, reading: Reading, values: dict[str, str], script: Script, place: str, mapped: bool) -> Reading:
+    """The reading with its hardware, by the name of the system or of the file, and with what was taken for what."""
     notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
     notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
     notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
-    gpu = re.search(rf"(?<![a-z])(?:DGX|HGX)?({GPUS})(?![a-z0-9])", path.name, re.IGNORECASE)
-    hardware = profile_named(gpu[1].lower()) if gpu else None
-    return dataclasses.replace(reading, hardware=hardware, notes=(*reading.notes, *notes))
+    system = values.get("MLPERF_SYSTEM_NAME", "")
+    hardware = _hardware(system)
+    notes += [f"hardware {hardware}: by MLPERF_SYSTEM_NAME"] if hardware else []
+    notes = [*reading.notes, *notes, *words.notes(values)]
+    return dataclasses.replace(reading, hardware=hardware or _hardware(path.name), notes=tuple(notes))
+
+
+def _hardware(text: str) -> str | None:
+    """The profile of the GPU that a name has a part of; None where there is none, or where the library has not that form of it."""
+    found = re.search(rf"(?<![a-z])(?:\d+x)*(?:DGX|HGX)?({GPUS})(?![a-z0-9])(?:[-_ ](NVL|PCIE)\b)?", text, re.IGNORECASE)
+    if found is None:
+        return None
+    try:
+        return profile_named("-".join(one.lower() for one in found.groups() if one))
+    except PlannerError:
+        return profile_named(found[1].lower())
 
 
 def _arguments(path: Path, values: dict[str, str], lora: bool, staged: bool) -> Arguments:
@@ -132,7 +153,7 @@ def _arguments(path: Path, values: dict[str, str], lora: bool, staged: bool) -> 
     if not staged or found.get("num_virtual_stages_per_pipeline_rank") in ("0", "1"):
         found.pop("num_virtual_stages_per_pipeline_rank", None)
     found.setdefault("micro_batch_size", "1")
-    found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name)) and not (lora and name in FROZEN)}
+    found |= {argument: True for name, argument in FLAGS.items() if true(values.get(name)) and not (lora and name in FROZEN)}
     found |= {
         argument: values[name] for name, argument in TEXTS.items()
         if values.get(name, "").lower() not in ("", "null", "none", "0")
@@ -148,7 +169,7 @@ def _conf(path: Path) -> list[tuple[str, str, str]]:
             for file in sorted((folder / place).glob("*.yaml"))[:20]:
                 text = read_text(file)
                 if "tensor_model_parallel_size" in text and "oc.env" in text:
-                    return CONF.findall(text)
+                    return [(key, name, usual.strip().strip("'\"")) for key, name, usual in CONF.findall(text)]
     return []
 
 
@@ -158,11 +179,11 @@ def _of_adapters(reading: Reading, values: dict[str, str]) -> str:
     options = {}
     if values.get("LORA_DROPOUT", "0.1").strip("0.") != "":
         options["adapter_dropout"] = "on"
-    if _true(values.get("FP8_DPA")) and _true(values.get("FP8")):
+    if words.fp8_attention(values):
         options["fp8_attention"] = "on"
     if "cuda_graphs=layers" in reading.trainer:
         options["cuda_graphs"] = "layers"
-    if reading.fields["tp"] > 1 and not _true(values.get("TP_COMM_OVERLAP")):
+    if reading.fields["tp"] > 1 and not true(values.get("TP_COMM_OVERLAP")):
         options["tp_overlap"] = "off"
     return spell("nemo", options)
 
@@ -172,8 +193,12 @@ def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
     found = Arguments(str(path))
     found |= {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
               "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True}  # fmt: skip
-    if _true(values.get("FP8")):
+    if true(values.get("FP8")):
         found |= {"fp8": "hybrid", **({"fp8_recipe": values["FP8_RECIPE"]} if values.get("FP8_RECIPE") else {})}
+    if true(values.get("FP8")) and values.get("FP8_RECIPE") == "mxfp8" and true(values.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP")):
+        found["use_transformer_engine_op_fuser"] = values.get("USE_TE_OPS", "True").lower() not in words.NONE
+    if not lora and values.get("CE_FUSION_IMPL") == "te" and true(values.get("CROSS_ENTROPY_LOSS_FUSION", "True")):
+        found |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
     if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):
         del found["use_distributed_optimizer"]
     off = {values.get(name, "False" if lora else "").lower() for name in (("SP",) if lora else ("SEQ_PARALLEL", "SP"))}
@@ -191,7 +216,7 @@ def _questions(script: Script, values: dict[str, str], said: Given, length: int,
     if not values.keys() & {"FP8", "FP4"}:
         about = f"precision, which {script.missing[0]} sets" if script.missing else "precision: fp8, else bf16"
         found.append(Question(name="FP8", about=about, choices=("True", "False")))
-    if lora and not values.keys() & FROZEN and _true(values.get("FP8", "True")):
+    if lora and not values.keys() & FROZEN and true(values.get("FP8", "True")):
         found.append(
             Question(name="FP8_PARAMS", about="whether the frozen weights lie in fp8", choices=("True", "False"))
         )
@@ -203,6 +228,3 @@ def _named(path: Path) -> str:
     found = re.search(r"_\d+x(\d)x", path.name)
     return found[1] if found else ""
 
-
-def _true(text: str | None) -> bool:
-    return str(text).lower() in ("true", "1")

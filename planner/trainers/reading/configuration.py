@@ -8,13 +8,17 @@ from typing import Any
 
 from planner import library
 from planner.defaults import Request, resolve
+from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
+from planner.hardware import load_hardware
+from planner.hardware.asked import hardware_asked
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.record import record
 from planner.rules import check
 from planner.trainers.reading.given import Question, ask
+from planner.workload import peak_dtype
 
 NOT_ARCHITECTURE = (
     "name", "source", "published_parameters", "published_active_parameters", "max_sequence_length", "num_shared_experts",
@@ -89,6 +93,7 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
     asked = [one.name for one in reading.questions]
     missing = [_needed(name, reading) for name in NEEDED if values[name] is None]
+    missing += _other_hardware(reading.precision) if values["hardware"] is None else []
     questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
     if questions:
         ask("the configuration", questions)
@@ -101,6 +106,17 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def _other_hardware(precision: str) -> list[Question]:
+    """What is asked where nothing names the GPUs and those that are taken then have no products in the precision of the job."""
+    usual = hardware_asked(None, [])
+    try:
+        load_hardware(usual).peak(peak_dtype(precision))
+    except PlannerError:
+        about = f"the job is in {precision}, for which {usual}, taken where nothing names the GPUs, has no tensor cores"
+        return [Question(name="--hardware NAME", about=about)]
+    return []
 
 
 def _ask_for_a_batch_that_divides(layout: Layout, batch: int) -> None:
