@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats, NDArray, spread
-from planner.cost.parameters import count_parameters
+from planner.cost.parameters import active_parameters, count_parameters
 from planner.model import ModelSpec
 from planner.record import record
 from planner.serving.engine import Engine
@@ -157,6 +157,11 @@ def weight_bytes(model: ModelSpec, engine: Engine, precision: Precision, layout:
     back = PLAIN * (counts.final_norm + (counts.head or counts.input_embedding) / tp)
     back = back + np.where(np.asarray(layout.pp) == 1, front - tied, 0.0)
     return np.asarray(found + np.where(stage.first, front, 0.0) + np.where(stage.last, back, 0.0))
+
+
+def draft_head(model: ModelSpec) -> float:
+    """Parameters that a head on top of a model (EAGLE) reads for a drafted token: those of a layer, and a table of the vocabulary."""
+    return float(active_parameters(model)) / model.num_layers + float(model.vocab_size * model.hidden_size)
 
 
 def draft_bytes(

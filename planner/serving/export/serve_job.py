@@ -18,7 +18,7 @@ from planner.serving.serve_plan import ServePlan, ServeStage
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import fills_nodes, longest_of, too_long, violations
-from planner.serving.serving_weights import host_bytes
+from planner.serving.serving_weights import draft_head, host_bytes
 from planner.serving.traffic import Speculation
 
 HEADROOM = 64
@@ -222,6 +222,12 @@ class ServeJob:
     def own_draft(self) -> bool:
         """The model drafts with prediction modules of its own."""
         return self.speculation is not None and self.speculation.draft_parameters > 0 and self.plan.model.mtp_layers > 0
+
+    @property
+    def head_drafts(self) -> bool:
+        """What drafts is as large as a layer and a head on top of the model (EAGLE), and no model of its own."""
+        said = self.speculation.draft_parameters if self.speculation is not None else 0.0
+        return math.isclose(said, draft_head(self.plan.model), rel_tol=0.01)
 
     def stream_interval(self, pool: Pool) -> int:
         """Steps whose tokens a response holds: as planned, or so many that the process that makes a server's responses is busy at

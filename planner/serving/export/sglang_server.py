@@ -72,7 +72,8 @@ def _speculation(job: ServeJob, names: ModelNames) -> list[str]:
     depth = job.speculation.depth
     if job.speculation.draft_parameters == 0:
         return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(depth + 1)]
-    kind = ["EAGLE"] if job.own_draft else ["EAGLE3", "--speculative-draft-model-path", names.draft]
+    other = "EAGLE3" if job.head_drafts else "STANDALONE"
+    kind = ["EAGLE"] if job.own_draft else [other, "--speculative-draft-model-path", names.draft]
     numbers = ["--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1"]
     return ["--speculative-algorithm", *kind, *numbers, "--speculative-num-draft-tokens", str(depth + 1)]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.cost.parameters import active_parameters
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
 from planner.serving.flags.flag_check import recorded
 from planner.serving.readback.server_commands import PROGRAMS, Server
+from planner.serving.serving_weights import draft_head
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.settings import Settings
 
@@ -245,7 +245,7 @@ def _draft_size(method: str, model: ModelSpec) -> float | None:
     if "ngram" in method or method in ("suffix", "prompt_lookup"):
         return 0.0
     if any(one in method for one in ("mtp", "eagle", "nextn", "medusa")):
-        return float(active_parameters(model)) / model.num_layers + float(model.vocab_size * model.hidden_size)
+        return draft_head(model)
     return None
 
 
