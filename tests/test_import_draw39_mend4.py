@@ -1,0 +1,67 @@
+"""Rules of readers: prediction layers of verl, DDP of torchtitan, old words of nanotron and of BigCode's Megatron-LM."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading, to_plan
+from planner.trainers.reading.given import Given
+
+
+def _read(path: Path, text: str, trainer: str, **said: Any) -> Reading:
+    path.write_text(text)
+    return read(path, trainer, Given(**said))
+
+
+# ----------------------------------------------------------------------------------------------------------------- verl
+
+SFT = (
+    "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer engine=megatron model.path={model} data.train_batch_size=64"
+    " data.micro_batch_size_per_gpu=1 data.max_length=4096 data.use_dynamic_bsz=False engine.tensor_model_parallel_size=2 {words}\n"
+)
+RL = (
+    "python -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer actor_rollout_ref.model.path=zai-org/GLM-4.5-Air"
+    " trainer.n_gpus_per_node=8 trainer.nnodes=4 data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64"
+    " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"
+    " actor_rollout_ref.actor.megatron.expert_model_parallel_size=8 {words}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "layers"),
+    [
+        ("Qwen/Qwen3-8B", "", 0),
+        ("Qwen/Qwen3-8B", "model.mtp.enable=False model.mtp.enable_train=True", 0),
+        ("Qwen/Qwen3-8B", "model.mtp.enable=True model.mtp.enable_train=True", 1),
+        ("zai-org/GLM-4.5-Air", "", 0),
+        ("zai-org/GLM-4.5-Air", "model.mtp.enable=True model.mtp.enable_train=True", 1),
+    ],
+)
+def test_a_prediction_layer_is_in_verls_model_where_it_is_trained(tmp_path: Path, model: str, words: str, layers: int) -> None:
+    found = _read(tmp_path / "run.sh", SFT.format(model=model, words=words), "verl")
+    for said in ({}, {"model": "glm-4.5-air"}):
+        assert to_plan(found, {**said, "hardware": "h100-sxm"}).workload.model.mtp_layers == layers
+
+
+def test_a_detached_encoder_is_noted(tmp_path: Path) -> None:
+    words = "model.mtp.enable=True model.mtp.enable_train=True model.mtp.detach_encoder=True"
+    found = _read(tmp_path / "run.sh", SFT.format(model="Qwen/Qwen3-8B", words=words), "verl")
+    assert any("model.mtp.detach_encoder" in one for one in found.notes)
+
+
+def test_the_actor_has_the_same_rule(tmp_path: Path) -> None:
+    on = "actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp."
+    assert _read(tmp_path / "a.sh", RL.format(words=""), "verl").mtp_layers == 0
+    assert _read(tmp_path / "b.sh", RL.format(words=f"{on}enable_train=True"), "verl").mtp_layers == 1
+    with pytest.raises(PlannerError, match=r"--set actor_rollout_ref\.model\.mtp\.enable=false"):
+        _read(tmp_path / "c.sh", RL.format(words=f"{on}enable_rollout=True"), "verl")
+
+
+def test_fsdp_has_no_prediction_layer(tmp_path: Path) -> None:
+    words = "model.mtp.enable=True model.mtp.enable_train=True"
+    text = SFT.replace("engine=megatron", "engine=fsdp").replace("engine.tensor_model_parallel_size=2", "")
+    with pytest.raises(PlannerError, match="over Megatron alone"):
+        _read(tmp_path / "run.sh", text.format(model="Qwen/Qwen3-8B", words=words), "verl")
