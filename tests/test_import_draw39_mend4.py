@@ -65,3 +65,47 @@ def test_fsdp_has_no_prediction_layer(tmp_path: Path) -> None:
     text = SFT.replace("engine=megatron", "engine=fsdp").replace("engine.tensor_model_parallel_size=2", "")
     with pytest.raises(PlannerError, match="over Megatron alone"):
         _read(tmp_path / "run.sh", text.format(model="Qwen/Qwen3-8B", words=words), "verl")
+
+
+# ----------------------------------------------------------------------------------------------------------- torchtitan
+
+TOML = (
+    '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n[activation_checkpoint]\n'
+    'mode = "full"\n[parallelism]\ndata_parallel_replicate_degree = {replicate}\ndata_parallel_shard_degree = {shard}\n'
+    "context_parallel_degree = {cp}\ntensor_parallel_degree = {tp}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [((8, 1, 1, 1), (0, 0)), ((2, 4, 1, 1), (3, 4)), ((1, 8, 1, 1), (3, 0)), ((4, 1, 2, 1), (3, 1))],
+)
+def test_replicas_without_shards_are_those_of_ddp(
+    tmp_path: Path, degrees: tuple[int, int, int, int], expected: tuple[int, int]
+) -> None:
+    words = dict(zip(("replicate", "shard", "cp", "tp"), degrees, strict=True))
+    found = _read(tmp_path / "run.toml", TOML.format(**words), "torchtitan")
+    assert (found.fields["zero"], found.fields["dp_shard"]) == expected
+    assert ("data_parallel=ddp" in found.trainer) == (expected[0] == 0)
+
+
+def test_ddp_keeps_its_gradients(tmp_path: Path) -> None:
+    found = _read(tmp_path / "run.toml", TOML.format(replicate=8, shard=1, cp=1, tp=1), "torchtitan")
+    plan = to_plan(found, {"hardware": "h100-sxm"})
+    assert plan.prediction.memory_gib["gradients"] == pytest.approx(4 * 8.03e9 / 2**30, rel=0.01)
+
+
+def test_ddp_of_torchtitan_has_no_tensor_parallelism(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="--set parallelism.data_parallel_shard_degree=4"):
+        _read(tmp_path / "run.toml", TOML.format(replicate=4, shard=1, cp=1, tp=2), "torchtitan")
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_a_forks_word_for_the_usual_precision_is_no_other(tmp_path: Path, kind: str) -> None:
+    text = TOML.format(replicate=1, shard=8, cp=1, tp=1).replace("seq_len", f'mixed_precision = "{kind}"\nseq_len')
+    if kind == "bfloat16":
+        found = _read(tmp_path / "run.toml", text, "torchtitan")
+        assert found.precision == "bf16" and "training.mixed_precision" in found.unread
+    else:
+        with pytest.raises(PlannerError, match="training.mixed_precision"):
+            _read(tmp_path / "run.toml", text, "torchtitan")
