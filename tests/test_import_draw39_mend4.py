@@ -9,6 +9,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.twice import given_twice
 
 
 def _read(path: Path, text: str, trainer: str, **said: Any) -> Reading:
@@ -109,3 +110,41 @@ def test_a_forks_word_for_the_usual_precision_is_no_other(tmp_path: Path, kind: 
     else:
         with pytest.raises(PlannerError, match="training.mixed_precision"):
             _read(tmp_path / "run.toml", text, "torchtitan")
+
+
+# ------------------------------------------------------------------------------------------------------------- nanotron
+
+NANOTRON = """general: {project: a}
+lighteval: null
+parallelism: {dp: 8, pp: 1, tp: 1, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER%s}
+model:
+  dtype: bfloat16
+  model_config: {is_llama_config: true, hidden_size: 2048, intermediate_size: 8192, num_attention_heads: 16, num_hidden_layers: 24,
+    num_key_value_heads: 16, vocab_size: 32000, hidden_act: silu, tie_word_embeddings: false, max_position_embeddings: 2048}
+tokens: {micro_batch_size: 4, batch_accumulation_per_replica: 1, sequence_length: 2048}
+optimizer: {zero_stage: 0, accumulate_grad_in_fp32: true}
+"""
+
+
+def test_a_part_that_decides_nothing_may_stand_twice(tmp_path: Path) -> None:
+    text = NANOTRON % ""
+    found = _read(tmp_path / "a.yaml", f"{text}lighteval: {{batch_size: 16}}\n", "nanotron")
+    assert found.notes == ("lighteval: given twice, the last counts",)
+    for more in ("tokens: {micro_batch_size: 2}\n", "lighteval: {batch_size: 16}\ntokens: {micro_batch_size: 2}\n"):
+        with pytest.raises(PlannerError, match="is given twice"):
+            _read(tmp_path / "b.yaml", text + more, "nanotron")
+    nested = text.replace("{zero_stage: 0,", "{zero_stage: 0, zero_stage: 1,") + "lighteval: {batch_size: 16}\n"
+    with pytest.raises(PlannerError, match="is given twice"):
+        _read(tmp_path / "c.yaml", nested, "nanotron")
+
+
+def test_keys_that_are_given_twice_are_found_inside_sections() -> None:
+    assert given_twice("a: {b: 1, b: 2}\nc: [{d: 1, d: 2}]\ne: 1\ne: 1\n") == ["a.b", "c.d"]
+    assert given_twice("a: &x [*x]\n") == []
+
+
+def test_selective_recompute_of_nanotron_is_what_flash_attention_does(tmp_path: Path) -> None:
+    found = _read(tmp_path / "a.yaml", NANOTRON % ", recompute_granularity: SELECTIVE", "nanotron")
+    assert found.fields["recompute"] == 0 and "recompute_granularity" in found.notes[0]
+    with pytest.raises(PlannerError, match="recompute_granularity"):
+        _read(tmp_path / "b.yaml", NANOTRON % ", recompute_granularity: FULL", "nanotron")
