@@ -1,5 +1,6 @@
 """Rules of readers: prediction layers of verl, DDP of torchtitan, old words of nanotron and of BigCode's Megatron-LM."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,32 @@ def test_selective_recompute_of_nanotron_is_what_flash_attention_does(tmp_path: 
     assert found.fields["recompute"] == 0 and "recompute_granularity" in found.notes[0]
     with pytest.raises(PlannerError, match="recompute_granularity"):
         _read(tmp_path / "b.yaml", NANOTRON % ", recompute_granularity: FULL", "nanotron")
+
+
+# ------------------------------------------------------------------------------------------------- BigCode's Megatron-LM
+
+BIGCODE = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 24 --hidden-size 4096"
+    " --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16"
+    " --vocab-size 49152 {words}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        ("", None),
+        ("--attention-head-type multiquery", "unfused"),
+        ("--tokenizer-type TokenizerFromFile --tokenizer-file a.json", "unfused"),
+        ("--fim-rate 0.5", "unfused"),
+        ("--fim-rate 0.5 --fim-data", None),
+        ("--attention-head-type multiquery --use-flash-attn", "fa2"),
+        ("--attention-head-type multiquery --attention-backend flash", None),
+    ],
+)
+def test_bigcodes_fork_has_flash_attention_by_its_switch_alone(tmp_path: Path, words: str, kernel: str | None) -> None:
+    found = _read(tmp_path / "run.sh", BIGCODE.format(words=words), "megatron")
+    said = re.search(r"attention_kernel=(\w+)", found.trainer)
+    assert (said[1] if said else None) == kernel
+    assert any("BigCode" in one for one in found.notes) == (kernel == "unfused")
+    assert "attention_head_type" not in found.noise
