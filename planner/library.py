@@ -193,16 +193,6 @@ def require_folder(output: Path | None) -> None:
         raise PlannerError(f"--output {output}: there is no directory {output.resolve().parent}")
 
 
-def given_twice(text: str) -> list[str]:
-    """Keys that stand in the mapping of a text in YAML, which is valid, with more than one value."""
-    node = yaml.compose(text, Loader=_BASE)
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    seen: dict[str, set[str]] = {}
-    for key, value in pairs:
-        seen.setdefault(str(key.value), set()).add(yaml.serialize(value, Dumper=_DUMPER))
-    return sorted(key for key, values in seen.items() if len(values) > 1)
-
-
 def _scan(text: str, where: str) -> None:
     """Raise PlannerError for what is nested too deep or has too many values: events are parsed without recursion."""
     depth = 0

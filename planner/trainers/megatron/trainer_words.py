@@ -12,6 +12,8 @@ from planner.workload import FP8_WEIGHTS
 
 FLASH = tuple(f"use_flash_attn{one}" for one in ("", "_v1", "_v2", "_triton", "_builder"))
 """Megatron-DeepSpeed's words for flash attention."""
+BIGCODE = ("attention_head_type", "structured_logs", "fragment_fim_rate")
+"""Arguments of BigCode's fork alone, whose attention keeps its scores unless --use-flash-attn stands there."""
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 NOT_PRICED = {
@@ -60,6 +62,9 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
     fused = found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "te"
     plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")
     local = found.get("transformer_impl") == "local"
+    if _keeps_scores(found):
+        plain = True
+        found.notes.append("attention unfused: in this fork of BigCode scores stay in memory without --use-flash-attn")
     said = {
         "attention_kernel": "fa2" if _old_flash(found) else "unfused" if plain and not local else "",
         "transformer_impl": "local" if local else "",
@@ -83,6 +88,14 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
 
 def _old_flash(found: Arguments) -> bool:
     return any(found.get(one) for one in FLASH) and found.get("transformer_impl") != "transformer_engine"
+
+
+def _keeps_scores(found: Arguments) -> bool:
+    """Whether it is BigCode's fork without its switch of flash attention.  [bigcode-project/Megatron-LM, model/transformer.py]"""
+    file = str(found.get("tokenizer_type", "")).startswith("TokenizerFromFile")
+    fork = file or any(one in found for one in BIGCODE) or ("fim_rate" in found and "fim_data" not in found)
+    other = found.get("transformer_impl") == "transformer_engine" or any(found.get(one) for one in FLASH)
+    return fork and not (other or found.dumped or found.get("attention_backend"))
 
 
 def drops(found: Arguments) -> bool:

@@ -14,6 +14,7 @@ from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, known_model
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.twice import given_twice
 from planner.trainers.reading.values import left_over, whole_number
 
 PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "tp_recompute_allgather",
@@ -33,6 +34,16 @@ MODEL_WORDS = (
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "double": "fp32"}
 
 
+SELECTIVE = (
+    "parallelism.recompute_granularity selective is the recompute of attention's scores, which flash attention does by itself: no "
+    "more than that is recomputed"
+)
+"""Until 0.2 nanotron reads the word and does nothing by it.  [nanotron 0.1, models/llama.py, CoreAttention.checkpoint_attention]"""
+NOTHING = ("general", "checkpoints", "logging", "lighteval", "profiler", "metrics_logging", "s3_upload", "kill_switch_path",
+           "experiment_logger")  # fmt: skip
+"""Parts that decide nothing of a plan."""
+
+
 PROGRAM = r"\S*run_train\w*\.py"
 """Programs that take such a file with --config-file."""
 
@@ -40,10 +51,24 @@ PROGRAM = r"\S*run_train\w*\.py"
 def read(path: Path, given: Given) -> Reading:
     """The layout, batch and sizes of the model. Raises PlannerError with file and key."""
     if path.suffix.lower() in (".yaml", ".yml"):
-        return parse(path, given.filled(library.read_yaml(path)), given)
+        data, notes = _of_file(path)
+        reading = parse(path, given.filled(data), given)
+        return dataclasses.replace(reading, notes=(*reading.notes, *notes))
     found = launched(path, given, PROGRAM)
     reading = parse(path, with_files(path, found, given, ("config_file",)).data, given, found.num_gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def _of_file(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The mapping in a file, and what was taken for what: of a part that decides nothing and is given twice the last counts, as in
+    PyYAML, which nanotron reads it with. Raises PlannerError for any other key."""
+    try:
+        return library.read_yaml(path), ()
+    except PlannerError as error:
+        keys = given_twice(library.read_text(path)) if "is given twice" in str(error) else []
+        if not keys or any(one.partition(".")[0] not in NOTHING for one in keys):
+            raise
+    return library.parse_yaml(library.read_text(path), str(path), last=True), (f"{', '.join(keys)}: given twice, the last counts",)
 
 
 def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None = None) -> Reading:
@@ -72,19 +97,22 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         "zero": whole_number(optimizer.get("zero_stage", 0), f"{path}: optimizer.zero_stage", least=0),
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
+    notes = (SELECTIVE,) if str(parallel.get("recompute_granularity")).lower() == "selective" else ()
     waits = split and tp > 1 and not parallel.get("tp_linear_async_communication")
     return Reading(
         trainer=spell("nanotron", {"tp_overlap": "off"} if waits else {}), fields=fields, num_gpus=dp * pp * tp,
         global_batch_size=micro * steps * dp,
         sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
         precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=_model(model, path),
-        questions=_own_layers(model, given), unread=tuple(left_over(data, SECTIONS)),
+        questions=_own_layers(model, given), unread=tuple(left_over(data, SECTIONS)), notes=notes,
     )  # fmt: skip
 
 
 def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
     """Raises PlannerError for words of a fork: nanotron has no others here, and they deal layers or say what is recomputed."""
     for name in (one for one, value in parallel.items() if one not in PARALLELISM and value not in (None, False, [], {})):
+        if name == "recompute_granularity" and str(parallel[name]).lower() == "selective":
+            continue  # of 2024: read with a note
         said = f"{path}: parallelism.{name} is {shown(parallel[name])}, which no plan of nanotron has"
         raise PlannerError(f"{said}; --set parallelism.{name}=null imports the job without it")
 

@@ -40,6 +40,8 @@ class Reading:
     """What the configuration calls it, where that is no preset."""
     vocab_size: int = 0
     """Rows of the vocabulary that the configuration says, whatever model the user calls it; 0 = those of the model."""
+    mtp_layers: int | None = None
+    """Layers that predict further tokens, whatever model the user calls it; None = those of the model."""
     sequence_length: int | None = None
     """Tokens per sequence; None = not said."""
     global_batch_size: int | None = None
@@ -99,6 +101,8 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
         ask("the configuration", questions)
     if reading.vocab_size:
         values["model"] = dataclasses.replace(_spec(values["model"]), vocab_size=reading.vocab_size, published_parameters=0.0)
+    if reading.mtp_layers is not None and reading.mtp_layers != _spec(values["model"]).mtp_layers:
+        values["model"] = dataclasses.replace(_spec(values["model"]), mtp_layers=reading.mtp_layers, published_parameters=0.0)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     if said.get("global_batch_size") is None:

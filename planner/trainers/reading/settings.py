@@ -11,6 +11,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask, value_of
 from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots, shown_text
+from planner.trainers.reading.twice import given_twice
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
@@ -189,7 +190,7 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
     try:
         return library.read_yaml(path)
     except PlannerError as error:
-        keys = library.given_twice(read_text(path)) if "is given twice" in str(error) else []
+        keys = given_twice(read_text(path)) if "is given twice" in str(error) else []
         if keys and all(_NO_MATTER.fullmatch(one) for one in keys):
             return {**library.parse_yaml(read_text(path), str(path), last=True), TWICE: ", ".join(keys)}
         place = r"\{\w{1,80}\}[^\s{}]{1,300}|\{\{ ?\w{1,80} ?\}\}[^\s{}]{0,300}"

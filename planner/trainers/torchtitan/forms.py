@@ -44,7 +44,8 @@ def sections(path: Path, text: str, given: Given) -> Sections:
         for name in given.settings:  # sections that the file leaves out
             if name.partition(".")[0] in SECTIONS:
                 data.setdefault(name.partition(".")[0], {})
-        return tables(path, given.filled(data))
+        found = tables(path, given.filled(data))
+        return {**found, "other": {**found["other"], "toml": True}}
     if path.suffix == ".json":
         data = json_mapping(path, text, "a configuration saved by torchtitan")
         if "parallelism" not in data:
@@ -148,6 +149,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     words = [word for command in script.commands for word in command.words]
     registered: Sections = {}
     gpus: int | None = None
+    toml = False
     for command in script.commands:
         registered = registered or _registered(path, command.words, given)
         if any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words):
@@ -155,7 +157,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
             if section == "job" and key == "config_file" and values and not under:
-                data = merged(_file(path, values[0], given), data)
+                data, toml = merged(_file(path, values[0], given), data), True
             if section not in SECTIONS or not key or key.startswith(PATHS):
                 continue
             value = values[0] if values else "true"
@@ -182,6 +184,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         data["model"] = {**data["model"], "converters": converters.split(",")}
     known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
+    found["other"]["toml"] = toml
     for word in words:  # of a union of classes, since 0.3
         if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["other"]["recompute"] = mode_of(path, word.split(":", 1)[1])

@@ -95,7 +95,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
 
     _require_language_model(path, unread)
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
-    if wrong := [one for one in said_yes if DECIDES.search(one)]:
+    if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training)]:
         raise not_priced(str(path), wrong, wrong)
 
     def degree(key: str) -> int:
@@ -127,20 +127,42 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         raise PlannerError(
             f"{path}: parallelism.fsdp_reshard_after_forward is {shown(kept)}; a plan knows default, always, never"
         )
+    whole = _replicas(path, other, (replicate, dp // replicate), (tp, cp, pp))
+    level = 0 if whole else 3 if kept == "always" else 2
     fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
-        "dp_shard": shard if shard != dp else 0, "micro_batch_size": micro,
+        "dp_shard": shard if shard != dp and not whole else 0, "micro_batch_size": micro,
         "num_microbatches": quotient(batch, micro * dp, f"{path}: the global batch by micro batches of all replicas"),
-        "sequence_parallel": int(tp > 1), "zero": 3 if kept == "always" else 2, **_recompute(other, spec, pp, chunks),
+        "sequence_parallel": int(tp > 1), "zero": level, **_recompute(other, spec, pp, chunks),
         "offload_parameters": int(str(training["enable_cpu_offload"]).lower() != "false"),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
     return Reading(
-        trainer=_trainer(parallel, other), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
+        trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
         notes=(*other.get("notes", ()), *passed),
     )  # fmt: skip
+
+
+def _is_usual(name: str, training: Mapping[str, Any]) -> bool:
+    """Whether it is the word of a fork for mixed precision, with the type that torchtitan's own word says."""
+    said = {"bf16": "bfloat16", "fp32": "float32"}.get(str(training.get("mixed_precision")), training.get("mixed_precision"))
+    return name == "training.mixed_precision" and said == training["mixed_precision_param"]
+
+
+def _replicas(path: Path, other: Mapping[str, Any], groups: tuple[int, int], degrees: tuple[int, int, int]) -> bool:
+    """Whether replicas are those of DDP, each with all states: until 0.2 where nothing is sharded. Later versions have FSDP2 with
+    groups of one rank.  [torchtitan 0.2, models/llama3/infra/parallelize.py: apply_ddp] ``groups``: replicas and ranks of each;
+    ``degrees``: tp, cp, pp. Raises PlannerError for what that version starts in no way."""
+    (replicate, shard), (tp, cp, pp) = groups, degrees
+    if not other.get("toml") or replicate == 1 or shard > 1 or cp > 1:
+        return False
+    if tp * pp > 1:
+        what = f"DDP, replicate {replicate} without shards, runs in torchtitan until 0.2 alone, not with tp {tp} and pp {pp}"
+        sets = (f"data_parallel_{name}_degree={number}" for name, number in (("replicate", 1), ("shard", replicate)))
+        raise PlannerError(f"{path}: {what}; {' '.join(f'--set parallelism.{one}' for one in sets)} imports the job with FSDP")
+    return True
 
 
 def _passes(
@@ -187,8 +209,8 @@ def _recompute(other: Mapping[str, Any], model: ModelSpec | None, pp: int, chunk
     return {"recompute": int(Recompute.FULL), "recompute_layers": covered}
 
 
-def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    said = {"compile": "off" if other.get("compile") is False else ""}
+def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool) -> str:
+    said = {"compile": "off" if other.get("compile") is False else "", "data_parallel": "ddp" if whole else ""}
     said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
     backend = str(parallel["expert_parallel_comm_backend"])
     said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
+from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.reading.commands import Launch, launched
@@ -28,7 +29,7 @@ OWN = re.compile(r"main_\w+_ppo|fully_async_main|one_step_off")
 """Programs that make their own rounds of verl's parts."""
 READ_HERE = re.compile(
     r"actor_rollout_ref\.(actor\.(megatron|fsdp_config)\.(?!dist_ckpt|use_dist|dist_checkpointing|wrap_policy|forward_prefetch|seed).*"
-    r"|model\.(override_config|mtp|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
+    r"|model\.(override_config|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
 )
 """Of what is left these settings may change the actor's update; all others are generation, reward and logging."""
 OWN_STEP = re.compile(
@@ -153,16 +154,34 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
     rank = model.size("lora_rank", 0, 0) or model.section("lora").size("rank", 0, 0)
     part = actor.section("megatron" if megatron else "fsdp_config")
     loads = [part.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")]
+    ahead, foreseen = _mtp(model, spec, megatron)
     critic = ("the critic is not in the plan",) if given.section("critic").data else ()
     return Reading(
         trainer=_trainer(part, model, megatron), fields=fields, model=spec, model_name=name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=_precision(actor, megatron, rank), lora_rank=rank,
+        mtp_layers=ahead,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
         frozen_weights=("bf16" if megatron or _half(actor) else "fp32") if rank else None,
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, "the update of the actor alone: generation and log probabilities run before it", *more, *critic,
+        notes=(*notes, "the update of the actor alone: generation and log probabilities run before it", *more, *foreseen, *critic,
                *((OFFLOAD,) if any(loads) else ())),
     )  # fmt: skip
+
+
+def _mtp(model: Settings, spec: ModelSpec | None, megatron: bool) -> tuple[int, tuple[str, ...]]:
+    """Layers that predict further tokens, which verl takes out of a model unless they are trained, and what is said of them.
+    [verl, workers/megatron_workers.py: num_nextn_predict_layers = 0; models/mcore/mtp_patch.py, weight_converter.py: one layer]"""
+    part = model.section("mtp")
+    on, trained, detached = (part.flag(name) for name in ("enable", "enable_train", "detach_encoder"))
+    if not on:
+        return 0, ()
+    if not (megatron and trained):
+        why = "its layer is loaded and not trained, which is not priced" if megatron else "verl has it over Megatron alone"
+        raise PlannerError(f"{part.where('enable')} is true: {why}; --set {part.place}enable=false imports the job without")
+    ends = f"{part.place}detach_encoder ends the gradient of the MTP layer at the hidden states; priced as if it went on"
+    unknown = spec is None or not spec.mtp_layers
+    taken = f"{part.place}enable: one MTP layer like the last layer, the number that verl converts"
+    return (spec.mtp_layers if spec else 0) or 1, (*((taken,) if unknown else ()), *((ends,) if detached else ()))
 
 
 def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[int, tuple[str, ...]]:
@@ -284,6 +303,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
     if gpus is not None and 0 < config.size("fsdp_size", -1, -1) < fields["dp"] * sp:
         raise PlannerError(f"{config.where('fsdp_size')}: replicas of groups of shards are not read here")
+    ahead, foreseen = _mtp(model, spec, megatron=False)
     half = str(config.get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
@@ -291,7 +311,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more, *waits),
+        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more, *foreseen, *waits), mtp_layers=ahead,
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
 
@@ -321,11 +341,12 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     if gpus is not None:
         dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
+    ahead, foreseen = _mtp(model, spec, megatron=True)
     waits = (OFFLOAD,) if any(engine.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")) else ()
     return Reading(
         trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights="bf16" if rank else None, notes=(*notes, *more, *waits),
+        frozen_weights="bf16" if rank else None, notes=(*notes, *more, *foreseen, *waits), mtp_layers=ahead,
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
