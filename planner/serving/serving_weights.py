@@ -160,7 +160,7 @@ def weight_bytes(model: ModelSpec, engine: Engine, precision: Precision, layout:
 
 
 def draft_head(model: ModelSpec) -> float:
-    """Parameters that a head on top of a model (EAGLE) reads for a drafted token: those of a layer, and a table of the vocabulary."""
+    """Parameters that a head on top of a model (EAGLE) reads for a drafted token: those of a layer and of a table."""
     return float(active_parameters(model)) / model.num_layers + float(model.vocab_size * model.hidden_size)
 
 
