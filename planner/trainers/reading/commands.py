@@ -13,7 +13,7 @@ from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
-from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
+from planner.trainers.reading.sharding import Sharding, accelerate, counted, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.starting import hosts_gpus, included_gpus
 from planner.trainers.reading.shell.text import Word, gap, roots, shown_text
@@ -196,7 +196,7 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
         each = launcher.number("num_gpus") or seen
         return each * nodes if each else None
     if (total := launcher.number("num_processes")) is not None:
-        return total
+        return total or None  # of 0 processes: asked for
     if "accelerate" in before:
         return None
     text = launcher.text("nproc_per_node")
@@ -248,9 +248,8 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         found = accelerate(there)
         if found.kind == "ddp" and {"use_deepspeed", "zero_stage"} & launcher.given.keys():  # the flag wins, without a stage
             settings.setdefault("deepspeed", "--use_deepspeed")
-        count = launcher.text("num_processes")
-        gpus = None if count and is_open(count) else launcher.number("num_processes") or found.num_gpus
-        return dataclasses.replace(found, num_gpus=gpus)
+        said = [one for one in ("num_processes", "num_machines") if launcher.text(one) is not None]
+        return counted(found, {one: launcher.number(one) or None for one in said})
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
     precision = launcher.text("mixed_precision")
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
