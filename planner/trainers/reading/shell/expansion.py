@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from planner.errors import PlannerError
-from planner.trainers.reading.shell.arithmetic import arithmetic
+from planner.trainers.reading.shell.arithmetic import OUTER, arithmetic
 from planner.trainers.reading.shell.queries import queried
 from planner.trainers.reading.shell.scanning import skipped, word_end
 from planner.trainers.reading.shell.text import MAYBE, gap, is_open, roots
@@ -338,13 +338,13 @@ def calculated(expression: str, variables: Variables) -> str:
     def variable(name: str) -> str:
         nonlocal open_
         value = variables.text(name)
-        if value is None or is_open(value):
+        if (value is None and OUTER.fullmatch(name)) or is_open(value or ""):
             open_ = True
             missing.extend(roots(value or "") or [name])
         return value or ""
 
     result = None if open_ else arithmetic(text, variable)
-    return gap(missing) if result is None else str(result)
+    return gap(missing) if result is None or open_ else str(result)
 
 
 def fields(raw: str, variables: Variables) -> list[str]:
