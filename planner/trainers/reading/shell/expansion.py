@@ -338,8 +338,8 @@ def calculated(expression: str, variables: Variables) -> str:
     def variable(name: str) -> str:
         nonlocal open_
         value = variables.text(name)
-        if (value is None and OUTER.fullmatch(name)) or is_open(value or ""):
-            open_ = True
+        if value is None or is_open(value):
+            open_ |= value is not None or OUTER.fullmatch(name) is not None
             missing.extend(roots(value or "") or [name])
         return value or ""
 
