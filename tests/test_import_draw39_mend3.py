@@ -54,6 +54,7 @@ def test_arithmetic_over_what_only_the_environment_sets_is_open(tmp_path: Path) 
         script = evaluate(text, "a.sh", {})
         assert "SLURM_GPUS_ON_NODE" in (script.variables.text("A") or "")
     assert evaluate("A=$((count + 1))", "a.sh", {}).variables.text("A") == "1"  # of the script itself: 0 where it is not set
+    assert "size" in (evaluate("A=$((8 / size))", "a.sh", {}).variables.text("A") or "")
     with pytest.raises(OpenQuestionsError, match="--gpus N"):
         to_plan(read(_file(tmp_path, _script(tmp_path)), "transformers", Given()))
 
@@ -120,3 +121,43 @@ def test_machines_of_a_command_say_the_gpus_of_a_node(tmp_path: Path) -> None:
     command = f"accelerate launch --config_file ddp.yaml --num_processes 16 --num_machines 4 {WORDS}\n"
     found = read(_file(tmp_path, command), "transformers", Given())
     assert found.num_gpus == 16 and found.fields["dp_shard"] == 4
+
+
+def test_a_missing_file_of_settings_is_asked_for_together_with_the_model(tmp_path: Path) -> None:
+    also = r"--set config_file=FILE .*; --model NAME \(only where that file names a checkpoint of your own\)$"
+    command = "accelerate launch --num_processes 4 sft.py --config gone/sft.yaml"
+    with pytest.raises(OpenQuestionsError, match=also):
+        read(_file(tmp_path, command), "trl", Given())
+    for text, said in ((f"{command} --model_name_or_path Qwen/Qwen3-8B", Given()), (command, Given(model="qwen3-8b"))):
+        with pytest.raises(OpenQuestionsError, match="import that file") as raised:
+            read(_file(tmp_path, text), "trl", said)
+        assert [one.name for one in raised.value.questions] == ["config_file"]
+
+
+PROGRAM = """
+import yaml
+from trl import DPOConfig, DPOTrainer
+from unsloth import FastLanguageModel
+with open("gone.yaml") as f:
+    config = yaml.safe_load(f)
+model, tokenizer = FastLanguageModel.from_pretrained(model_name=MODEL, max_seq_length=1024, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=8, target_modules=["q_proj", "v_proj"], use_gradient_checkpointing="unsloth")
+arguments = DPOConfig(per_device_train_batch_size=config["batch"], gradient_accumulation_steps=4, bf16=True, max_length=1024)
+DPOTrainer(model=model, ref_model=None, args=arguments, train_dataset=data).train()
+"""
+
+
+def test_a_missing_file_that_a_program_reads_is_asked_for_together_with_the_model(tmp_path: Path) -> None:
+    for model, asked in (('config["name"]', ["config_file", "--model NAME"]), ('"Qwen/Qwen3-8B"', ["config_file"])):
+        with pytest.raises(OpenQuestionsError) as raised:
+            to_plan(read(_file(tmp_path, PROGRAM.replace("MODEL", model), "dpo.py"), None, Given()))
+        assert [one.name for one in raised.value.questions] == asked
+
+
+@pytest.mark.parametrize(("header", "gpus"), [("#SBATCH --gres=gpu:8\n", 16), ("export CUDA_VISIBLE_DEVICES=0,1\n", 4), ("", None)])
+def test_all_devices_of_litgpt_are_those_of_the_batch_header(tmp_path: Path, header: str, gpus: int | None) -> None:
+    text = "checkpoint_dir: checkpoints/google/gemma-2-9b\ndevices: auto\nnum_nodes: 2\nlora_r: 8\nprecision: bf16-true\n"
+    text += "train: {global_batch_size: 32, micro_batch_size: 1, max_seq_length: 1024}\n"
+    _file(tmp_path, text, "lora.yaml")
+    command = f"#!/bin/bash\n#SBATCH --nodes=2\n{header}srun litgpt finetune_lora --config lora.yaml\n"
+    assert read(_file(tmp_path, command), None, Given()).num_gpus == gpus
