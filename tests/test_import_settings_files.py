@@ -64,8 +64,9 @@ def test_a_script_reads_its_settings_from_a_file(tmp_path: Path) -> None:
     assert job(tmp_path, checkpointing="false").fields["recompute"] == int(Recompute.NONE), "under its condition"
 
 
-def test_a_file_that_is_not_named_is_one_question(tmp_path: Path) -> None:
-    with pytest.raises(OpenQuestionsError, match=r"say --set config_file=VALUE \(YAML, JSON or TOML that its program reads\)$"):
+def test_a_file_that_is_not_named_is_asked_for_with_the_model(tmp_path: Path) -> None:
+    asked = r"say --set config_file=VALUE \(YAML, JSON or TOML that its program reads\); --model NAME \(only where"
+    with pytest.raises(OpenQuestionsError, match=asked):
         to_plan(job(tmp_path, "required=True"))
     assert job(tmp_path, "required=True", config_file="configs/a.yaml").lora_rank == 24
     assert job(tmp_path, "required=True", config="configs/a.yaml").lora_rank == 24

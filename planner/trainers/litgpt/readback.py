@@ -42,12 +42,14 @@ def read(path: Path, said: Given) -> Reading:
         data["model_name" if kind == "pretrain" else "checkpoint_dir"] = loose[0]
     if kind == "finetune_lora":
         data.setdefault("lora_r", 8)
-    reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus, pretrain=kind == "pretrain")
+    each = found.visible or found.node_gpus
+    reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus, pretrain=kind == "pretrain", each=each)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
-def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = None) -> Reading:
-    """The job that settings describe; ``pretrain`` where a command says it. Raises PlannerError."""
+def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = None, each: int | None = None) -> Reading:
+    """The job that settings describe; ``pretrain`` where a command says it; ``each``: GPUs that a node shows to it, which 'auto'
+    takes. Raises PlannerError."""
     train = given.section("train")
     pretrain = given.get("model_name") is not None if pretrain is None else pretrain
     name = str(given.get("model_name") or given.get("checkpoint_dir"))
@@ -57,7 +59,8 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     if model is not None and pretrain and train.flag("tie_embeddings") and not model.tied_embeddings:
         model = dataclasses.replace(model, tied_embeddings=True, published_parameters=0.0)
     devices, nodes = given.get("devices", "auto" if pretrain else 1), given.size("num_nodes")
-    gpus = num_gpus or (None if devices == "auto" else given.size("devices") * nodes)
+    each = each if devices == "auto" else given.size("devices")
+    gpus = num_gpus or (each * nodes if each else None)
     batch, micro = train.size("global_batch_size", 512 if pretrain else 16), train.size("micro_batch_size", 4 if pretrain else 1)
     adapters = given.get("lora_r") is not None
     if given.get("adapter_prompt_length") is not None or "adapter" in given.path.stem.split("-"):

@@ -21,7 +21,7 @@ from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, OtherS
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.expansion import Value
-from planner.trainers.reading.shell.starting import included_gpus
+from planner.trainers.reading.shell.starting import gpus_on_node, included_gpus
 from planner.trainers.reading.shell.text import CLOSE, shown_text
 from planner.trainers.reading.steps import NOT_LM
 from planner.trainers.reading.values import read_text
@@ -200,10 +200,8 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
 
 def _batch_gpus(script: Script) -> int | None:
     """GPUs of a node that #SBATCH lines ask for."""
-    gres = re.fullmatch(r"gpu(?::[\w-]+)?:(\d{1,4})", script.batch.get("gres", ""))
-    each = re.fullmatch(r"(?:[\w-]+:)?(\d{1,4})", script.batch.get("gpus-per-node", ""))
     tasks = _whole(script.batch.get("ntasks-per-node"))
-    return int(gres[1]) if gres else int(each[1]) if each else tasks if tasks and tasks > 1 else None
+    return gpus_on_node(script.batch) or (tasks if tasks and tasks > 1 else None)
 
 
 def _first(flags: dict[str, str], names: Sequence[str]) -> int | None:

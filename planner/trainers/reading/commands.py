@@ -11,11 +11,11 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
-from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
-from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
+from planner.trainers.reading.sharding import Sharding, accelerate, counted, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
-from planner.trainers.reading.shell.starting import hosts_gpus, included_gpus
+from planner.trainers.reading.shell.starting import gpus_on_node, hosts_gpus, included_gpus
 from planner.trainers.reading.shell.text import Word, gap, roots, shown_text
 from planner.trainers.reading.values import read_text
 
@@ -36,6 +36,8 @@ class Launch:
     """Processes, where launcher and variables say how many."""
     visible: int | None = None
     """GPUs that the script shows to each node; None = all."""
+    node_gpus: int | None = None
+    """GPUs of a node that the options of a batch system ask for."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Files that the script writes before."""
     notes: tuple[str, ...] = ()
@@ -154,7 +156,7 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),
         num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
-        written=dict(script.documents),
+        written=dict(script.documents), node_gpus=gpus_on_node(script.batch),
     )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
         each = launcher.number("num_gpus") or seen
         return each * nodes if each else None
     if (total := launcher.number("num_processes")) is not None:
-        return total
+        return total or None  # of 0 processes: asked for
     if "accelerate" in before:
         return None
     text = launcher.text("nproc_per_node")
@@ -248,9 +250,8 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         found = accelerate(there)
         if found.kind == "ddp" and {"use_deepspeed", "zero_stage"} & launcher.given.keys():  # the flag wins, without a stage
             settings.setdefault("deepspeed", "--use_deepspeed")
-        count = launcher.text("num_processes")
-        gpus = None if count and is_open(count) else launcher.number("num_processes") or found.num_gpus
-        return dataclasses.replace(found, num_gpus=gpus)
+        said = [one for one in ("num_processes", "num_machines") if launcher.text(one) is not None]
+        return counted(found, {one: launcher.number(one) or None for one in said})
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
     precision = launcher.text("mixed_precision")
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
@@ -277,6 +278,10 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 """What --set says of the shell, whose words the command has by now."""
+
+
+_MODEL = re.compile(r"(^|_)model(_name|_path|_id|$)|checkpoint_dir")
+"""Options that name the model."""
 
 
 def _file_of(value: Any) -> str:
@@ -309,6 +314,8 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             waiting = [Question(name=CONFIG_FILE, about=about, choices=("FILE",))]
             if isinstance(found.settings.get("accelerate"), str):  # asked for in the same sentence
                 waiting.append(Question(name="accelerate", about="the configuration that launches it", choices=("FILE",)))
+            if said.model is None and options_that_name == ("config",) and not any(map(_MODEL.search, found.settings)):
+                waiting.append(MODEL_OF_FILE)
             ask(str(path), waiting)
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}

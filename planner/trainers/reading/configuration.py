@@ -17,7 +17,7 @@ from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.record import record
 from planner.rules import check
-from planner.trainers.reading.given import Question, ask
+from planner.trainers.reading.given import MODEL, Question, ask
 from planner.workload import peak_dtype
 
 NOT_ARCHITECTURE = (
@@ -81,7 +81,7 @@ SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_b
 WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "lora_whole", "frozen_weights", "objective", "expert_imbalance")
 """What the configuration alone says of the workload."""
 NEEDED = {
-    "model": Question(name="--model NAME", about="which model it trains"),
+    "model": MODEL,
     "num_gpus": Question(name="--gpus N", about="how many GPUs run it"),
     "sequence_length": Question(name="--sequence-length S", about="how long its sequences are"),
     "global_batch_size": Question(name="--global-batch-size B", about="sequences per step"),

@@ -234,7 +234,7 @@ def _states(optimizer: str, trainer: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
-    notes = []
+    notes = [*job.sharding.notes]
     if job.sharding.kind == "ddp" and (gpus or 0) > 1:
         notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
     if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):

@@ -137,14 +137,17 @@ def parse_settings(given: Mapping[str, str] | Sequence[str] | str) -> dict[str, 
     return found
 
 
-FIRST = (CONFIG_FILE, "accelerate", "--gpus N")
+MODEL = Question(name="--model NAME", about="which model it trains")
+MODEL_OF_FILE = replace(MODEL, about="only where that file names a checkpoint of your own")
+FIRST = (CONFIG_FILE, "accelerate", "--gpus N", MODEL.name)
 """What is asked for where a file is not there that holds most of the settings; the rest may stand in it."""
 
 
 def ask(where: str, questions: Sequence[Question]) -> NoReturn:
     """Raises OpenQuestionsError."""
     waits = any(one.name == CONFIG_FILE for one in questions)
-    raise OpenQuestionsError(where, [one for one in questions if one.name in FIRST] if waits else questions)
+    first = [MODEL_OF_FILE if one == MODEL else one for one in questions if one.name in FIRST]
+    raise OpenQuestionsError(where, first if waits else questions)
 
 
 def _copied(data: Mapping[str, Any]) -> dict[str, Any]:

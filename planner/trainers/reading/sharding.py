@@ -10,9 +10,10 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute
 from planner.record import record
 from planner.trainers.reading.given import Question
+from planner.trainers.reading.guides import guide
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
-from planner.trainers.reading.values import percent, read_text
+from planner.trainers.reading.values import percent
 
 STRATEGIES = {
     "full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2,
@@ -77,6 +78,8 @@ class Sharding:
     optimizer: str | None = None
     """As DeepSpeed names it."""
     unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Which document said it, where that is not the file itself."""
     hybrid: bool = False
     """Replicas of groups that are as large as a node."""
 
@@ -201,50 +204,40 @@ def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
         return own or launched
     return dataclasses.replace(
         own, num_gpus=launched.num_gpus, gpus_per_node=launched.gpus_per_node, precision=own.precision or launched.precision,
-        unread=(*launched.unread, *own.unread),
+        unread=(*launched.unread, *own.unread), notes=(*launched.notes, *own.notes),
     )  # fmt: skip
 
 
 def accelerate_named(given: Settings) -> Sharding | None:
     """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
     script beside it or in a README.md above; None = nobody names one. One that is not there is asked for."""
-    name = given.get("accelerate") or _launched_with(given.path)
+    said, named = given.get("accelerate"), guide(given.path)
+    name = said or (named.file if named is not None else None)
     if name is None:
         return None
     file = beside(given.path, str(name))
     if file is None and given.said is not None and {"deepspeed", "fsdp"} & given.said.settings.keys():
         return None
     if file is None:
-        about = f"its path: it is launched with {shown(name)}, a configuration of accelerate that is not there; {OR_SAY}"
+        by = f" by a command in {named.document}" if named is not None and not said else ""
+        about = f"its path: it is launched with {shown(name)}{by}, a configuration of accelerate that is not there; {OR_SAY}"
         given.ask(Question(name="accelerate", choices=("FILE",), about=about))
         return Sharding(kind="fsdp", fields={"zero": 3})
-    return accelerate(file)
+    if named is None or file.name != Path(named.file).name:  # the user says another one
+        return accelerate(file)
+    return dataclasses.replace(counted(accelerate(file), named.counts), notes=(str(named),))
 
 
-def _launched_with(path: Path) -> str | None:
-    """The file of accelerate in the command that launches a recipe."""
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        return None
-    guides = [folder / "README.md" for folder in (path.parent, path.parent.parent)]
-    texts = [path, *sorted(path.parent.glob("*.sh"))[:20], *(one for one in guides if one.is_file())]
-    if _launched_otherwise(path):
-        texts.remove(path)
-    for one in texts:
-        text = re.sub(r"\\\n[ #]*", " ", read_text(one))
-        for command in re.findall(r"accelerate +launch[^\n]*", text):
-            if one != path and "/".join(path.parts[-2 if one in guides else -1 :]) not in command:
-                continue
-            if (found := re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)) is not None:
-                return found[1]
-    return None
-
-
-def _launched_otherwise(path: Path) -> bool:
-    """Whether a comment of a recipe starts it by another command than accelerate's, which then starts another file."""
-    ends = ["/".join(path.parts[one:]) for one in range(1, len(path.parts) - 1)]
-    lines = [line for line in re.sub(r"\\\n[ #]*", " ", read_text(path)).splitlines() if line.lstrip().startswith("#")]
-    named = [line for line in lines if re.search(r"[\w-]+ ", line) and any(word in ends for word in line.split())]
-    return bool(named) and not any("accelerate" in line for line in named)
+def counted(found: Sharding, counts: Mapping[str, int | None]) -> Sharding:
+    """What the options num_processes and num_machines of accelerate say over its configuration; None = not known.
+    [accelerate, commands/launch.py: _validate_launch_command]"""
+    if not counts:
+        return found
+    gpus = counts.get("num_processes", found.num_gpus)
+    machines = found.num_gpus // found.gpus_per_node if found.num_gpus and found.gpus_per_node else None
+    machines = counts.get("num_machines", machines)
+    each = gpus // machines if gpus and machines and gpus % machines == 0 else None
+    return dataclasses.replace(found, num_gpus=gpus, gpus_per_node=each)
 
 
 def _parallelism(given: Settings) -> dict[str, int]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 LONGEST = 400
 LARGEST = 10**18
+OUTER = re.compile(r"[A-Z][A-Z0-9_]*")
+"""Names that the environment may set: such a one that the script does not set is open, any other is 0."""
 _WORDS = re.compile(r"\d+#\w+|0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:&|^~]|\s+")
 _BINARY: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from planner.errors import PlannerError
-from planner.trainers.reading.shell.arithmetic import arithmetic
+from planner.trainers.reading.shell.arithmetic import OUTER, arithmetic
 from planner.trainers.reading.shell.queries import queried
 from planner.trainers.reading.shell.scanning import skipped, word_end
 from planner.trainers.reading.shell.text import MAYBE, gap, is_open, roots
@@ -339,12 +339,12 @@ def calculated(expression: str, variables: Variables) -> str:
         nonlocal open_
         value = variables.text(name)
         if value is None or is_open(value):
-            open_ = True
+            open_ |= value is not None or OUTER.fullmatch(name) is not None
             missing.extend(roots(value or "") or [name])
         return value or ""
 
     result = None if open_ else arithmetic(text, variable)
-    return gap(missing) if result is None else str(result)
+    return gap(missing) if result is None or open_ else str(result)
 
 
 def fields(raw: str, variables: Variables) -> list[str]:

@@ -10,7 +10,7 @@ from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots
 
 def batch_options(text: str) -> dict[str, str]:
     """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
-    short = {"N": "nodes", "n": "ntasks"}
+    short = {"N": "nodes", "n": "ntasks", "G": "gpus"}
     found = {}
     for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
         for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
@@ -28,14 +28,38 @@ def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
     """Variables that SLURM sets from a script's own options, and the random number of a shell: ports and seeds come of it."""
     names = {
         "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
-        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
-        "SLURM_GPUS_ON_NODE": "gpus-per-node",
+        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
     }  # fmt: skip
     found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
+    counted = {"SLURM_GPUS": "gpus", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task"}
+    found |= {name: batch[option] for name, option in counted.items() if _count(batch.get(option))}  # the text as it is asked for
+    if (gpus := gpus_on_node(batch)) is not None:
+        found["SLURM_GPUS_ON_NODE"] = str(gpus)
     found["RANDOM"] = "4"
     if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
         found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
     return found
+
+
+def gpus_on_node(batch: Mapping[str, str]) -> int | None:
+    """GPUs of a node that the options of a batch system ask for: --gres=gpu:4, --gres=gpu:a100:4,nvme:1, --gpus-per-node=a100:4,
+    --gpus-per-task by tasks, --gpus of one node; None = they do not say it."""
+    kinds = [one for one in batch.get("gres", "").split(",") if re.match(r"gpu(:|$)", one)]
+    if kinds:
+        counts = [re.fullmatch(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d{1,4}))?(?:\(\S*\))?", one) for one in kinds]
+        return sum(int(one[1] or 1) for one in counts if one) if all(counts) else None
+    if (each := _count(batch.get("gpus-per-node"))) is not None:
+        return each
+    each, tasks = _count(batch.get("gpus-per-task")), _count(batch.get("ntasks-per-node"))
+    if each and tasks:
+        return each * tasks
+    return _count(batch.get("gpus")) if batch.get("nodes") == "1" else None
+
+
+def _count(text: str | None) -> int | None:
+    """The number of 4 and of a100:4."""
+    found = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?([1-9]\d{0,5})", text or "")
+    return int(found[1]) if found else None
 
 
 def script_place(words: list[str]) -> int:
