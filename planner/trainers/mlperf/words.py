@@ -74,6 +74,10 @@ def questions(values: Mapping[str, str], found: Sequence[str], lora: bool) -> li
         Question(name=name, about="a degree that is not read; 1 imports the job without it", choices=("1",))
         for name in found if DEGREE.fullmatch(name) and values[name].isdigit()
     ]  # fmt: skip
+    asked += [
+        Question(name=name, about="room for a rank's tokens, not priced; null imports the job without it", choices=("null",))
+        for name in found if name.endswith("CAPACITY_FACTOR")
+    ]  # fmt: skip
     if lora and true(values.get("PRE_QUANTIZED_MODEL")) and not true(values.get("FP4")):
         about = "frozen weights in NVFP4 beside products that are not; False imports the job without them"
         asked.append(Question(name="PRE_QUANTIZED_MODEL", about=about, choices=("False",)))
