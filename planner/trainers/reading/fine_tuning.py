@@ -196,7 +196,12 @@ def _adapted_tables(job: FineTuning) -> tuple[str, ...]:
     named = sorted({str(one) for one in words if TABLES.search(str(one))})
     if not named or not job.lora_rank or _trained_whole(job.given) != "none":
         return ()
-    return (f"adapters on {shown(', '.join(named))} are not priced: rank x (hidden size + vocabulary) weights each",)
+    return (adapters_on_tables(named),)
+
+
+def adapters_on_tables(named: Sequence[str]) -> str:
+    """Note about tables of the vocabulary that have adapters."""
+    return f"adapters on {shown(', '.join(named))} are not priced: rank x (hidden size + vocabulary) weights each"
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
