@@ -161,3 +161,37 @@ def test_ms_swift_builds_layers_that_predict_further_tokens_by_its_word(tmp_path
     assert plan.workload.model.mtp_layers == 0
     said = read(_file(tmp_path, SWIFT % " --mtp_num_layers 1", "c.sh"))
     assert said.model is not None and said.model.mtp_layers == 1 and len(said.notes) == 1
+
+
+PART = """
+import argparse
+from megatron.bridge.recipes.own.own_16b import OwnKwargs, _own_finetune_common
+from megatron.bridge.training.finetune import finetune
+parser = argparse.ArgumentParser()
+parser.add_argument("--tp", type=int, default=1)
+args = parser.parse_args()
+kwargs: OwnKwargs = {
+    "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "seq_length": 4096, "peft": None,
+    "optimizer_type": args.optimizer_type,
+}
+config = _own_finetune_common(**kwargs)
+config.train.global_batch_size = 16
+config.train.micro_batch_size = 1
+finetune(config=config)
+"""
+
+
+def test_what_a_part_of_a_recipe_of_megatron_bridge_says_is_asked(tmp_path: Path) -> None:
+    found = read(_file(tmp_path, PART, "tune.py"), None, Given(num_gpus=8, model="qwen3-8b"))
+    assert _names(found)[:3] == ["ddp.grad_reduce_in_fp32", "optimizer.optimizer", "optimizer.use_precision_aware_optimizer"]
+    said = {"optimizer.optimizer": "adam", "optimizer.use_precision_aware_optimizer": "true", "optimizer.exp_avg_dtype": "bf16",
+            "ddp.grad_reduce_in_fp32": "false"}  # fmt: skip
+    found = read(tmp_path / "tune.py", None, Given(num_gpus=8, model="qwen3-8b", settings=said))
+    assert (_names(found), found.sequence_length, found.fields["tp"]) == ([], 4096, 2)
+
+
+def test_options_of_a_command_that_are_not_applied_are_named(tmp_path: Path) -> None:
+    _file(tmp_path, PART, "tune.py")
+    script = 'torchrun --nproc_per_node=8 tune.py --tp 2 --optimizer-type "$2" --packed-sequence 1\n'
+    with pytest.raises(PlannerError, match=r"import tune.py, and --set .* not applied: --tp 2, --optimizer_type \$\{2\}, --packed"):
+        read(_file(tmp_path, script, "go.sh"))
