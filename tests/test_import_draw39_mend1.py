@@ -128,6 +128,13 @@ def test_lora_of_litgpt_is_that_of_the_checkout(tmp_path: Path, beside: dict[str
     assert [note in one for one in found.notes if "LoRA" in one] == ([True] if note else [])
 
 
+def test_the_base_of_litgpt_lies_in_fp32_under_mixed_precision(tmp_path: Path) -> None:
+    assert read(_file(tmp_path, LORA % ("false", ""))).frozen_weights == "fp32"
+    assert read(_file(tmp_path, (LORA % ("false", "")).replace("bf16-mixed", "bf16-true"))).frozen_weights == "bf16"
+    quantised = (LORA % ("false", "")).replace("bf16-mixed", "bf16-true\nquantize: bnb.nf4")
+    assert read(_file(tmp_path, quantised)).frozen_weights == "nf4"
+
+
 def test_frozen_weights_of_litgpt_have_gradients_in_flat_parameters_alone() -> None:
     def bytes_of(name: str) -> float:
         terms: tuple[OwnTerms, ...] = load_trainer(name).terms

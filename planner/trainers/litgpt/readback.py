@@ -84,13 +84,14 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     called, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())
     if adapters and given.flag("lora_head"):
         noted = (*noted, adapters_on_tables(["lm_head"]))
+    wide = "bf16" if given.get("precision") == "bf16-true" else "fp32"  # mixed: fabric.init_module makes the base in fp32
     reading = Reading(
         trainer=spell(called, options), architecture=tables, fields=fields, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch,
         sequence_length=train.number("max_seq_length"), precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
         optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0,
         lora_targets=adapter_targets([short[one] for one in named]) if adapters else "all",
-        frozen_weights=(FROZEN[quantize] if quantize else "bf16") if adapters else None,
+        frozen_weights=(FROZEN[quantize] if quantize else wide) if adapters else None,
         notes=(*notes, *noted),
     )  # fmt: skip
     unread = [one.partition(" = ")[0::2] for one in given.left()]
