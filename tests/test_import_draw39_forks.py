@@ -56,8 +56,8 @@ def test_a_detached_encoder_is_noted(tmp_path: Path) -> None:
 
 def test_the_actor_has_the_same_rule(tmp_path: Path) -> None:
     on = "actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp."
-    assert _read(tmp_path / "a.sh", RL.format(words=""), "verl").mtp_layers == 0
-    assert _read(tmp_path / "b.sh", RL.format(words=f"{on}enable_train=True"), "verl").mtp_layers == 1
+    assert _read(tmp_path / "a.sh", RL.format(words=""), "verl").architecture["mtp_layers"] == 0
+    assert _read(tmp_path / "b.sh", RL.format(words=f"{on}enable_train=True"), "verl").architecture["mtp_layers"] == 1
     with pytest.raises(PlannerError, match=r"--set actor_rollout_ref\.model\.mtp\.enable=false"):
         _read(tmp_path / "c.sh", RL.format(words=f"{on}enable_rollout=True"), "verl")
 

@@ -8,16 +8,17 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched, with_files
-from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.configuration import Reading, built_as
+from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, optimizer
+from planner.trainers.reading.given import Given, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.values import quotient, read_text
+from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
-    r"(data|eval|log|optimizer|train)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_(alpha|head)|initial_\w+"
+    r"(data|eval|log|optimizer|train)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_alpha|initial_\w+"
     r"|access_token|save_\w+"
 )
 PRECISIONS = {"bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32"}
@@ -56,8 +57,9 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     model, notes = named_model(name, given.path)
     if given.get("model_config"):  # goes before the name: Config(**model_config)
         model, name = None, f"{name} with its model_config"
-    if model is not None and pretrain and train.flag("tie_embeddings") and not model.tied_embeddings:
-        model = dataclasses.replace(model, tied_embeddings=True, published_parameters=0.0)
+    # lm_head is a weight of its own where pretrain.py does not tie it, whatever the published model has.
+    tables = {"tied_embeddings": train.flag("tie_embeddings") and pretrain}
+    model = built_as(model, tables) if model is not None else None
     devices, nodes = given.get("devices", "auto" if pretrain else 1), given.size("num_nodes")
     each = each if devices == "auto" else given.size("devices")
     gpus = num_gpus or (each * nodes if each else None)
@@ -82,19 +84,41 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         options["adapter_dropout"] = "on"
     named = [one for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on)]
     short = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj", "mlp": "up_proj"}
+    called, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())
+    if adapters and given.flag("lora_head"):
+        noted = (*noted, adapters_on_tables(["lm_head"]))
+    wide = "bf16" if given.get("precision") == "bf16-true" else "fp32"  # mixed: fabric.init_module makes the base in fp32
     reading = Reading(
-        trainer=spell("litgpt", options), fields=fields, model=model, model_name=name, num_gpus=gpus, global_batch_size=batch,
+        trainer=spell(called, options), architecture=tables, fields=fields, model=model, model_name=name,
+        num_gpus=gpus, global_batch_size=batch,
         sequence_length=train.number("max_seq_length"), precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
         optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0,
         lora_targets=adapter_targets([short[one] for one in named]) if adapters else "all",
-        frozen_weights=(FROZEN[quantize] if quantize else "bf16") if adapters else None,
-        notes=notes,
+        frozen_weights=(FROZEN[quantize] if quantize else wide) if adapters else None,
+        notes=(*notes, *noted),
     )  # fmt: skip
     unread = [one.partition(" = ")[0::2] for one in given.left()]
     unread = [(name, value) for name, value in unread if not QUIET.fullmatch(name)]
-    about = "no setting of LitGPT known here, so one of a fork; false imports the job without it"
-    strange = tuple(Question(name=name, about=about, choices=("false",)) for name, _ in unread if "." not in name)
+    strange = tuple(setting_of_a_fork(name, "LitGPT") for name, _ in unread if "." not in name)
     return dataclasses.replace(reading, unread=tuple(f"{name} = {value}" for name, value in unread), questions=strange)
+
+
+FLAT, FULLY_SHARDED = r"\bFSDPStrategy\(", r"\bModelParallelStrategy\("
+"""How finetune/lora.py shards over several GPUs: up to 0.5.10, and from 0.5.11 on."""
+
+
+def _of_lora(path: Path) -> tuple[str, tuple[str, ...]]:
+    """(the trainer, what was taken for what): frozen weights have gradients in the older LoRA alone."""
+    file = next((one for name in ("litgpt/finetune/lora.py", "finetune/lora.py") if (one := beside(path, name, (".py",)))), None)
+    text = read_text(file) if file is not None else ""
+    if re.search(FULLY_SHARDED, text):
+        return "litgpt", ()
+    if re.search(FLAT, text):
+        return "litgpt@0.5", ("finetune/lora.py beside it shards flat parameters: LoRA of LitGPT before 0.5.11",)
+    known = newer(path, "litgpt", (0, 5, 11))
+    if known is None:
+        return "litgpt", ("LoRA on several GPUs as LitGPT has it from 0.5.11 on: fully_shard, frozen weights without gradients",)
+    return ("litgpt", ()) if known else ("litgpt@0.5", ("the project takes LitGPT before 0.5.11: LoRA shards flat parameters",))
 
 
 def _optimizer(given: Settings) -> str:

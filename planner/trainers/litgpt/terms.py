@@ -15,6 +15,8 @@ class Terms(OwnTerms):
 
     quantised_inputs: bool = False
     """Quantised linear layers save a copy of their input: bitsandbytes of 2023 (MatMul4Bit keeps A in ``ctx.tensors``)."""
+    flat_parameters: bool = False
+    """LoRA is sharded by FSDP's flat parameters, as up to 0.5.10; then by fully_shard.  [litgpt/finetune/lora.py]"""
 
     def layer(
         self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
@@ -38,5 +40,6 @@ class Terms(OwnTerms):
 
     def frozen_gradients(self) -> float:
         """Frozen weights lie in one flat parameter with the adapters of their layer, which gets a gradient as a whole; between
-        microbatches it is not reduced.  [torch, FullyShardedDataParallel: use_orig_params; Fabric.no_backward_sync]"""
-        return 2.0
+        microbatches it is not reduced. Under fully_shard every tensor is a parameter of its own, and a frozen one has no gradient.
+        [torch, FullyShardedDataParallel: use_orig_params; Fabric.no_backward_sync]"""
+        return 2.0 * self.flat_parameters

@@ -32,6 +32,10 @@ OLDER = {
 """Keywords of the first recipes, which build a model of a class of their own.  [recipes of 2025]"""
 UNSAID = ("train.global_batch_size", "train.micro_batch_size", "model.seq_length")
 """What a recipe says that is in a module that is not there."""
+OF_A_PART = (
+    *UNSAID, "optimizer.optimizer", "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "ddp.grad_reduce_in_fp32",
+)  # fmt: skip
+"""What a function says that recipes of Megatron-Bridge share, like _moonlight_finetune_common, and that is not followed."""
 DECISIVE = (
     "model.hf", *(f"model.{one}_parallel_size" for one in (
         "tensor_model", "pipeline_model", "virtual_pipeline_model", "context", "expert_model", "expert_tensor")),
@@ -110,15 +114,21 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
 
 def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
-    known = {**known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
+    known = {**_parts(tree), **known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
     statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign | ast.AnnAssign)]
     return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
 
 
-def imported(tree: ast.Module) -> dict[str, str]:
+def imported(tree: ast.Module, kind: str = r"\w+_config") -> dict[str, str]:
     """Recipes that a script imports: what it calls them -> their names."""
     nodes = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and "bridge.recipes" in (one.module or ""))
-    return {one.asname or one.name: one.name for node in nodes for one in node.names if one.name.endswith("_config")}
+    return {one.asname or one.name: one.name for node in nodes for one in node.names if re.fullmatch(kind, one.name)}
+
+
+def _parts(tree: ast.Module) -> dict[str, dict[str, Any]]:
+    """Functions that recipes share, where a script calls one by itself: what they say is asked for."""
+    names = imported(tree, r"_\w+_common")
+    return {called: {one: gap([one]) for one in OF_A_PART} for called, name in names.items() if name not in COMMON}
 
 
 def _followed(
@@ -156,7 +166,7 @@ def _started(
     """Settings of the function that a recipe starts from, under the keywords that it is called with."""
     full = ast.unparse(call.func)
     name = full.rpartition(".")[2]
-    keywords = _keywords(((one.arg, one.value) for one in call.keywords if one.arg), constants)
+    keywords = _keywords(_given(call, constants), constants)
     if name == full and name in functions(tree) and depth < 6:
         return {**settings_of(tree, name, known, depth + 1), **keywords}
     if name == "ConfigContainer":
@@ -171,6 +181,16 @@ def _started(
     return {**COMMON.get(name, {}), **known.get(name, {}), **keywords} if name in COMMON or name in known else {}
 
 
+def _given(call: ast.Call, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.expr]]:
+    """Keywords of a call, those of a dict that it is given as **name too."""
+    for one in call.keywords:
+        value = constants.get(one.value.id) if one.arg is None and isinstance(one.value, ast.Name) else one.value
+        if one.arg is not None:
+            yield one.arg, one.value
+        elif isinstance(value, ast.Dict):
+            yield from _items(value)
+
+
 def _items(node: ast.Dict) -> Iterator[tuple[str, ast.expr]]:
     for key, value in zip(node.keys, node.values, strict=True):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
@@ -182,6 +202,8 @@ def _keywords(given: Any, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
     for name, value in given:
         if name == "hf_path":
             found["model.hf"] = _value(value, constants, "model.hf")
+        elif name == "optimizer_type":
+            found["optimizer.optimizer"] = _value(value, constants, "optimizer.optimizer")
         elif name in OLDER:
             found[OLDER[name]] = _value(value, constants, OLDER[name])
         elif f"model.{name}" in DECISIVE or SIZES.fullmatch(f"model.{name}") or name in SECTIONS:

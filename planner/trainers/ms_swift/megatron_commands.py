@@ -8,7 +8,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import OPTIMIZERS, RECIPES
 from planner.trainers.megatron.recompute_words import recompute
 from planner.trainers.reading import fine_tuning
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
@@ -41,6 +41,10 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         raise PlannerError(f"{given.where('rlhf_type')} is {shown(kind)}, which is not modelled; dpo is")
     name = given.label("model", "load")
     model, notes = named_model(name, given.path) if name else (None, ())
+    ahead = {"mtp_layers": given.size("mtp_num_layers", 0, 0)}  # built by this word alone, whatever the published model has
+    if model is not None and model.mtp_layers and not ahead["mtp_layers"]:
+        notes = (*notes, f"{model.name} without layers that predict further tokens: mtp_num_layers is not said")
+    model = built_as(model, ahead) if model is not None else None
     fields = _layout(given)
     batch = given.size("global_batch_size", 16)
     if num_gpus is not None:
@@ -50,7 +54,8 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         fields |= {"dp": dp, "num_microbatches": steps}
     adapters = tuner == "lora"
     return Reading(
-        trainer=_trainer(given), fields=fields, model=model, model_name=name, sequence_length=given.number("max_length"),
+        trainer=_trainer(given), fields=fields, model=model, model_name=name, architecture=ahead,
+        sequence_length=given.number("max_length"),
         global_batch_size=batch, precision=_precision(given), optimizer=_optimizer(given), num_gpus=num_gpus,
         lora_rank=given.size("lora_rank", 8) if adapters else 0,
         lora_targets=adapter_targets(given.get("target_modules", "all-linear")) if adapters else "all",

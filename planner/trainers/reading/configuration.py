@@ -40,8 +40,8 @@ class Reading:
     """What the configuration calls it, where that is no preset."""
     vocab_size: int = 0
     """Rows of the vocabulary that the configuration says, whatever model the user calls it; 0 = those of the model."""
-    mtp_layers: int | None = None
-    """Layers that predict further tokens, whatever model the user calls it; None = those of the model."""
+    architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the model that the trainer builds as the configuration says, whatever model it is or the user calls it."""
     sequence_length: int | None = None
     """Tokens per sequence; None = not said."""
     global_batch_size: int | None = None
@@ -99,10 +99,9 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
     if questions:
         ask("the configuration", questions)
-    if reading.vocab_size:
-        values["model"] = dataclasses.replace(_spec(values["model"]), vocab_size=reading.vocab_size, published_parameters=0.0)
-    if reading.mtp_layers is not None and reading.mtp_layers != _spec(values["model"]).mtp_layers:
-        values["model"] = dataclasses.replace(_spec(values["model"]), mtp_layers=reading.mtp_layers, published_parameters=0.0)
+    built = {**reading.architecture, **({"vocab_size": reading.vocab_size} if reading.vocab_size else {})}
+    if built:
+        values["model"] = built_as(_spec(values["model"]), built)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     if said.get("global_batch_size") is None:
@@ -121,6 +120,13 @@ def _other_hardware(precision: str) -> list[Question]:
         about = f"the job is in {precision}, for which {usual}, taken where nothing names the GPUs, has no tensor cores"
         return [Question(name="--hardware NAME", about=about)]
     return []
+
+
+def built_as(model: ModelSpec, fields: Mapping[str, Any]) -> ModelSpec:
+    """The model as a trainer builds it, with these fields whatever its own say."""
+    if all(getattr(model, name) == value for name, value in fields.items()):
+        return model
+    return dataclasses.replace(model, **fields, published_parameters=0.0, published_active_parameters=0.0)
 
 
 def _ask_for_a_batch_that_divides(layout: Layout, batch: int) -> None:

@@ -203,13 +203,18 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     if not words or not job.lora_rank:
         return ()
     tables = sorted({str(one) for one in words if TABLES.search(str(one))})
-    notes = [f"adapters on {shown(', '.join(tables))} are not priced: rank x (hidden size + vocabulary) weights each"]
+    notes = [adapters_on_tables(tables)]
     parts = _linear_layers(words)
     beside = [one for one in WITH_ADAPTERS.get(job.lora_targets, ()) if one not in parts]
     named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
     more = f"adapters on {named} alone are priced as {job.lora_targets}, so {', '.join(beside)} too"
     known = parts <= set(WITH_ADAPTERS["all"]) and beside
     return (*(notes * (bool(tables) and _trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
+
+
+def adapters_on_tables(named: Sequence[str]) -> str:
+    """Note about tables of the vocabulary that have adapters."""
+    return f"adapters on {shown(', '.join(named))} are not priced: rank x (hidden size + vocabulary) weights each"
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:

@@ -42,6 +42,13 @@ class Question:
         return f"{say} ({self.about})" if self.about else say
 
 
+def setting_of_a_fork(name: str, trainer: str, without: str = "false") -> Question:
+    """What is asked about a setting that nobody here knows and that may decide memory or degrees; ``without``: its value in a job
+    that does not have it."""
+    about = f"no setting of {trainer} known here, so one of a fork; {without} imports the job without it"
+    return Question(name=name, about=about, choices=(without,))
+
+
 class OpenQuestionsError(PlannerError):
     """A configuration that needs answers before it is a plan."""
 

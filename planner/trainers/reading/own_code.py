@@ -57,7 +57,7 @@ class Program(WithModules):
 def take_program(given: Settings, path: Path, program: str) -> None:
     """What the program of a command takes or does where the command says nothing."""
     file = program_file(path, program)
-    require_transformers(path, file)
+    require_transformers(path, file, given.data)
     _require_no_hydra(given, path, file)
     usual = usual_options(file)
     given.data = _spelled_out(given.data, usual, file)

@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.python_text import last_name, tree_of
 from planner.trainers.reading.settings import beside, rooted
-from planner.trainers.reading.shell.text import CLOSE, is_open
+from planner.trainers.reading.shell.text import CLOSE, is_open, shown_text
 from planner.trainers.reading.values import read_text
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -69,6 +69,8 @@ LIBRARIES = {
 """Modules of trainers whose programs take no arguments of transformers."""
 
 
+MOST_OPTIONS = 12
+"""Options of a command that a sentence lists."""
 TRAINING = ("transformers", "trl", "peft", "accelerate", "unsloth", "torch", "deepspeed", "lightning", "datasets")
 """Libraries of which a program that trains by itself imports one."""
 
@@ -79,11 +81,16 @@ def trains_with(text: str) -> str | None:
     return next((name for one, name in LIBRARIES.items() if any(re.match(rf"{one}\b", module) for module in modules)), None)
 
 
-def require_transformers(script: Path, file: Path | None) -> None:
-    """Raises PlannerError for a program that trains with another library, whatever launches it."""
+def require_transformers(script: Path, file: Path | None, options: Mapping[str, Any]) -> None:
+    """Raises PlannerError for a program that trains with another library, whatever launches it; ``options`` of its command."""
     trained = trains_with(read_text(file)) if file is not None and library.is_file(file) else None
     if file is not None and trained is not None:
         own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo", "OLMo-core") else ", whose programs are not read"
+        words = [f"--{name} {shown_text(str(value))[:40]}" for name, value in options.items() if value not in (None, False)]
+        if words and own.startswith(";"):
+            more = ", ..." if len(words) > MOST_OPTIONS else ""
+            listed = ", ".join(words[:MOST_OPTIONS]) + more
+            own += f", and --set what the options of its command change, which are not applied: {listed}"
         raise PlannerError(f"{script}: its program {file.name} trains with {trained}{own}")
 
 

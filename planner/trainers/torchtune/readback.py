@@ -13,7 +13,7 @@ from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
@@ -25,6 +25,21 @@ QUIET = re.compile(
     r"|output_dir|seed|shuffle|epochs|max_steps_per_epoch|clip_grad_norm|log_\w+|device|resume_from_checkpoint|save_\w+|batch_size_val"
     r"|run_val_\w+|custom_sharded_layers|cudnn_\w+|use_distributed_state_dict|optimizer_in_bwd|low_cpu_ram|fsdp.*|ac_\w+|enable_async\w*"
 )
+PART = "activation|gradient|attention|attn|expert|moe|layer|block|mlp|ffn"
+DECIDES = re.compile(
+    r"\w*parallel\w*|\w+_degree|\w*expert_\w+|native_\w+|\w*shard\w*|\w*offload\w*|\w*(recompute|remat)\w*"
+    rf"|checkpoint_\w*({PART})\w*|\w*({PART})s?\w*checkpoint\w*|\w*checkpointing\w*"
+)
+"""Settings that say a degree, sharding or recompute by their names, where torchtune itself does not have them."""
+KNOWN = re.compile(
+    r"custom_sharded_layers|(save|load|(enable_)?async)_\w+|\w*(checkpointer|tokenizer|dataset)\w*(\..*)?"
+    r"|(tensor_parallel_plan|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss)\..*|model\.expert_(hidden_)?(dim|size)"
+)
+"""Others like them that decide neither."""
+NONE = ("1", "1.0", "'1'", "'none'", "'None'", "'null'", "'false'", "'False'")
+"""Values with which such a setting changes nothing."""
+DEVICES = ("cuda", "hpu")
+"""What profiles of --hardware are of: torch calls GPUs of AMD cuda too."""
 NAME = re.compile(r"torchtune\.models\.(?P<family>\w+)\.(?P<kind>q?lora_)?(?P<name>\w+)")
 SIZES = {"0_5b": "0.5b", "1_5b": "1.5b", "0_6b": "0.6b", "1_7b": "1.7b"}
 DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "bf16_true"}
@@ -82,9 +97,11 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
         raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
+    gpus = gpus if single else _of_shards(given, tp * cp * replicas, gpus)
+    whole = all(given.flag(one, True) for one in ("fsdp_reshard_after_forward", "fsdp.reshard_after_forward"))
     fields = {
-        "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": 3, "sequence_parallel": 0,
-        "recompute": int(Recompute.FULL if given.flag("enable_activation_checkpointing") else Recompute.NONE),
+        "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": 3 if whole else 2, "sequence_parallel": 0,
+        "recompute": _recompute(given, modes=not (kind or single)),
         "offload_activations": int(given.flag("enable_activation_offloading")),
         "offload_parameters": int(given.flag("fsdp_cpu_offload") or given.flag("fsdp.cpu_offload")),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}),
@@ -93,10 +110,11 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
     if gpus is not None:
         fields["dp"] = quotient(gpus, tp * cp, f"{given.path}: GPUs by tensor_parallel_dim x context_parallel_dim")
         batch = micro * steps * fields["dp"]
-        fields["zero"] = 3 if fields["dp"] * cp > 1 else 0
+        if fields["dp"] * cp == 1:
+            fields["zero"] = 0
         if replicas > 1:
             fields["dp_shard"] = quotient(fields["dp"], replicas, f"{given.path}: dp by data_parallel_replicate_dim")
-    loss = str(given.get("loss._component_", ""))
+    loss, strange = str(given.get("loss._component_", "")), _of_a_fork(given)
     return Reading(
         trainer=_trainer(given, bool(kind)), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=_length(given), precision=given.choice("dtype", DTYPES, "bf16"),
@@ -104,8 +122,47 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
         lora_targets=_targets(part) if kind else "all",
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
         objective="dpo" if "DPOLoss" in loss or "dpo" in called else "lm",
-        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
+        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes, questions=strange,
     )  # fmt: skip
+
+
+def _of_shards(given: Settings, others: int, gpus: int | None) -> int | None:
+    """GPUs, where the ranks that share a copy of the weights are counted; -1 is all there are. Raises PlannerError for others."""
+    shards = given.number("data_parallel_shard_dim", -1, -1)
+    if shards is None or shards < 1:
+        return gpus
+    if gpus not in (None, shards * others):
+        where = given.where("data_parallel_shard_dim")
+        raise PlannerError(f"{where} is {shards}: with the other degrees {shards * others} GPUs, but it runs on {gpus}")
+    return shards * others
+
+
+def _recompute(given: Settings, modes: bool) -> int:
+    """``modes``: its recipe has ac_mode, which excludes enable_activation_checkpointing: with both nothing is recomputed.
+    [recipes/full_finetune_distributed.py]"""
+    mode, every, old = given.get("ac_mode"), given.get("ac_option"), given.flag("enable_activation_checkpointing")
+    if mode in (None, "none") or old or not modes:
+        return int(Recompute.FULL if old and (mode is None or not modes) else Recompute.NONE)
+    if mode == "full" or str(every) == "1":
+        return int(Recompute.FULL)
+    about = f"{shown(mode)} with ac_option {shown(every)} recomputes some layers, which is not modelled; all of them or none"
+    given.ask(Question(name="ac_mode", about=about, choices=("full", "none")))
+    return int(Recompute.NONE)
+
+
+def _of_a_fork(given: Settings) -> tuple[Question, ...]:
+    """What decides memory or degrees: settings that torchtune does not have, and a device that no profile is of."""
+    left = [one.partition(" = ")[0::2] for one in given.left()]
+    found = [
+        setting_of_a_fork(name, "torchtune", "false" if value[:1] not in "-0123456789" else "1")
+        for name, value in left
+        if any(map(DECIDES.fullmatch, name.split("."))) and not KNOWN.fullmatch(name) and value not in NONE
+    ]  # fmt: skip
+    device = str(given.get("device") or "cuda")
+    if device.partition(":")[0] not in DEVICES:
+        about = f"no profile of --hardware is of {shown(device)}; cuda imports the job as it would run on one"
+        found.append(Question(name="device", about=about, choices=("cuda",)))
+    return tuple(found)
 
 
 def _name(component: re.Match[str]) -> tuple[str, str]:
@@ -113,9 +170,9 @@ def _name(component: re.Match[str]) -> tuple[str, str]:
     name = component["name"]
     for text, dotted in SIZES.items():
         name = name.replace(text, dotted)
-    family = component["family"]
-    family = re.sub(r"(llama|qwen|gemma|phi)(\d)", r"\1-\2" if not family.startswith("qwen") else r"\1\2", family).replace("_", ".")
-    rest = name.removeprefix(component["family"]).strip("_").removesuffix("_instruct").removesuffix("_base").replace("_", "-")
+    own = component["family"].removesuffix("_moe")
+    family = re.sub(r"(llama|qwen|gemma|phi)(\d)", r"\1-\2" if not own.startswith("qwen") else r"\1\2", own).replace("_", ".")
+    rest = name.removeprefix(own).strip("_").removesuffix("_instruct").removesuffix("_base").replace("_", "-")
     return component["kind"] or "", f"{family}-{rest}".replace("phi-4-14b", "phi-4").replace("phi-3-mini", "phi-3-mini")
 
 

@@ -159,7 +159,7 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
     return Reading(
         trainer=_trainer(part, model, megatron), fields=fields, model=spec, model_name=name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=_precision(actor, megatron, rank), lora_rank=rank,
-        mtp_layers=ahead,
+        architecture={"mtp_layers": ahead},
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
         frozen_weights=("bf16" if megatron or _half(actor) else "fp32") if rank else None,
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
@@ -311,7 +311,8 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more, *foreseen, *waits), mtp_layers=ahead,
+        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more, *foreseen, *waits),
+        architecture={"mtp_layers": ahead},
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
 
@@ -347,6 +348,6 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
         trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights="bf16" if rank else None, notes=(*notes, *more, *foreseen, *waits), mtp_layers=ahead,
+        frozen_weights="bf16" if rank else None, notes=(*notes, *more, *foreseen, *waits), architecture={"mtp_layers": ahead},
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
