@@ -1,5 +1,6 @@
 """What draw 39 showed: words of torchtune's forks, what LitGPT and ms-swift build otherwise than the published model."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,19 @@ def test_lora_of_litgpt_is_that_of_the_checkout(tmp_path: Path, beside: dict[str
 def test_the_base_of_litgpt_lies_in_fp32_under_mixed_precision(tmp_path: Path) -> None:
     assert read(_file(tmp_path, LORA % ("false", ""))).frozen_weights == "fp32"
     assert read(_file(tmp_path, (LORA % ("false", "")).replace("bf16-mixed", "bf16-true"))).frozen_weights == "bf16"
-    quantised = (LORA % ("false", "")).replace("bf16-mixed", "bf16-true\nquantize: bnb.nf4")
-    assert read(_file(tmp_path, quantised)).frozen_weights == "nf4"
+
+
+@pytest.mark.parametrize(("words", "refused"), [
+    ("bf16-true\ndevices: 1", ""), ("bf16-mixed\ndevices: 1", "precision bf16-mixed"), ("bf16-true\ndevices: 2", "on 2 GPUs"),
+    ("bf16-true\ndevices: auto\nnum_nodes: 2", "on 2 nodes"),
+])  # fmt: skip
+def test_four_bits_of_litgpt_are_of_one_gpu_without_mixed_precision(tmp_path: Path, words: str, refused: str) -> None:
+    job = re.sub(r"devices:.*\n", "", LORA % ("false", "")).replace("bf16-mixed", f"{words}\nquantize: bnb.nf4")
+    if refused:
+        with pytest.raises(PlannerError, match=refused):
+            read(_file(tmp_path, job))
+    else:
+        assert read(_file(tmp_path, job)).frozen_weights == "nf4"
 
 
 def test_frozen_weights_of_litgpt_have_gradients_in_flat_parameters_alone() -> None:

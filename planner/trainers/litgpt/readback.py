@@ -70,6 +70,13 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     quantize = given.get("quantize")
     if quantize is not None and quantize not in FROZEN:
         raise PlannerError(f"{given.where('quantize')} is {shown(quantize)}; a plan knows {', '.join(FROZEN)}")
+    precision = given.get("precision") or "bf16-mixed"
+    if quantize is not None and ("mixed" in str(precision) or (gpus or nodes) > 1):  # [litgpt, finetune/lora.py: setup]
+        why = f"with precision {precision}" if "mixed" in str(precision) else f"on {gpus} GPUs" if gpus else f"on {nodes} nodes"
+        raise PlannerError(
+            f"{given.where('quantize')} is {shown(quantize)}, which LitGPT refuses {why}: one GPU with --set precision=bf16-true "
+            "trains so; --set quantize=null imports the job without it"
+        )
     fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
     if gpus is not None:
         # On several devices every block is wrapped and recomputed; pre-training does not and shards in a node.
