@@ -113,7 +113,10 @@ class ChainEngine(Engine):
         return StepTime(**parts, head=head, host=host)
 
     def both(self, batch: Any, packed: Any = 1.0) -> Callable[[Any], tuple[Floats, Floats, Floats]]:
-        """As of one kind, one pass after the other."""
+        """As of one kind, one pass after the other; several loads of every row, (K, N), one by one."""
+        if np.ndim(batch) > 1:
+            each, shape = [self.both(*one) for one in zip(*np.broadcast_arrays(batch, packed), strict=True)], np.shape(batch)
+            return lambda busy: self._stacked([one(at) for one, at in zip(each, np.broadcast_to(busy, shape), strict=True)])
         decoding, prompting = self.decoding(batch), self.prompting(batch, packed)
 
         def priced(busy: Any) -> tuple[Floats, Floats, Floats]:
@@ -121,6 +124,12 @@ class ChainEngine(Engine):
             return decode, *prompting(decode, busy)
 
         return priced
+
+    def _stacked(self, found: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
+        """(K, N) of every part."""
+        parts = (np.stack([np.broadcast_to(one, (self.count,)) for one in part]) for part in zip(*found, strict=True))
+        first, second, third = parts
+        return first, second, third
 
     def by_kind(self, work: Pass) -> list[StepTime]:
         """A pass of one group over all layers, on each kind."""
