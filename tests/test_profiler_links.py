@@ -96,7 +96,11 @@ def test_wrong_data_is_a_failed_profile() -> None:
             "rank 2 ({host}) stopped answering for 2 s during all_reduce of 64 KiB fp32 in groups of 3 ranks",
             marks=pytest.mark.proof,
         ),
-        pytest.param("breaks", "rank 1 ({host}) failed at starting: no room for 64 KiB", marks=pytest.mark.proof),
+        pytest.param(
+            "breaks",
+            "rank 1 ({host}) failed at what follows all_reduce of 64 KiB fp32 in groups of 3 ranks: no room for 64 KiB",
+            marks=pytest.mark.proof,
+        ),
     ],
 )
 def test_a_lost_rank_is_named_with_operation_and_size(how: str, what: str) -> None:

@@ -23,6 +23,8 @@ from planner.record import record
 
 TICK = 0.25
 """Seconds between two signs of life."""
+LAST = 5.0
+"""Seconds that the first rank waits for the others at the end."""
 GRACE = 1.5
 """Seconds that the ranks wait for each other when something has failed: silent for that long is gone."""
 LOOK = 2
@@ -63,7 +65,7 @@ class Watch:
         called once, with the sentence on the one rank that reports and with "" on the others; then ``leave``."""
         self.store, self.rank, self.hosts, self.timeout = store, rank, hosts, timeout
         self._ended, self._leave = ended, leave
-        self._doing = ("starting", tuple(range(len(hosts))))
+        self._doing, self._inside = ("starting", tuple(range(len(hosts)))), False
         self._deadline, self._seconds = float("inf"), timeout
         self.ending = False
         """This rank is already on its way out, with a report or without."""
@@ -86,12 +88,14 @@ class Watch:
     @contextlib.contextmanager
     def doing(self, words: str, ranks: list[int], seconds: float | None = None) -> Iterator[None]:
         """Inside the block: what is said when it fails, among which ranks, and when it has hung (default the timeout)."""
-        before = self._doing
-        self._doing = (words, tuple(ranks))
+        before, outermost = self._doing, not self._inside
+        self._doing, self._inside = (words, tuple(ranks)), True
         self.again(seconds)
         try:
             yield
-            self._doing = before  # what raises is still being done when it is reported
+            # What raises is still being done when it is reported; between two blocks the last one says how far the run came.
+            self._doing = (f"what follows {words}", tuple(range(len(self.hosts)))) if outermost else before
+            self._inside = not outermost
         finally:
             self._deadline = float("inf")
 
@@ -101,10 +105,13 @@ class Watch:
         self._deadline = time.monotonic() + self._seconds
 
     def done(self) -> None:
-        """This rank has nothing left to do; ending is now no failure."""
+        """This rank has nothing left to do; ending is now no failure. The first rank, which may hold the store, leaves last."""
         self._stop.set()
         self._thread.join(timeout=5.0)
         self.store.set(f"done/{self.rank}", "1")
+        until = time.monotonic() + LAST * (self.rank == 0)
+        while time.monotonic() < until and not all(self._get(f"done/{rank}") for rank in range(len(self.hosts))):
+            time.sleep(TICK)
 
     def silence(self) -> None:
         """The user or launcher ends the run: nothing is to be reported."""
@@ -151,6 +158,8 @@ class Watch:
                     if now != life or self._get(f"done/{self._next}"):
                         life, seen = now, count
             except Exception as error:  # whatever the store's client raises: nobody is left to report to
+                if self._stop.is_set():
+                    return
                 self.end("store", str(error).splitlines()[0][:200])
                 return
             if time.monotonic() > self._deadline or (count - seen) * TICK > SILENT:
