@@ -123,7 +123,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         trainer=header.group(3) if header else trainer_of(found, model), model=model, sequence_length=length,
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
-        notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, vocab_size=found.rows,
+        notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, architecture={"vocab_size": found.rows} if found.rows else {},
         lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None, expert_imbalance=evenly,
     )  # fmt: skip
 

@@ -91,7 +91,7 @@ def read(path: Path, said: Given) -> Reading:
     found = reading_of(path, {"parallelism": parallel, "training": training, "other": other}, given)
     return replace(
         found, model=None if said.model is not None else spec, unread=(*found.unread, *_unread(script, parts)),
-        vocab_size=0 if model.vocab_size in (None, spec.vocab_size) else model.vocab_size, notes=(*found.notes, *notes),
+        architecture={} if model.vocab_size is None else {"vocab_size": model.vocab_size}, notes=(*found.notes, *notes),
     )  # fmt: skip
 
 

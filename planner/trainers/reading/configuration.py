@@ -38,8 +38,6 @@ class Reading:
     """The architecture; None = the configuration does not say it."""
     model_name: str = ""
     """What the configuration calls it, where that is no preset."""
-    vocab_size: int = 0
-    """Rows of the vocabulary that the configuration says, whatever model the user calls it; 0 = those of the model."""
     architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the model that the trainer builds as the configuration says, whatever model it is or the user calls it."""
     sequence_length: int | None = None
@@ -99,9 +97,8 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
     if questions:
         ask("the configuration", questions)
-    built = {**reading.architecture, **({"vocab_size": reading.vocab_size} if reading.vocab_size else {})}
-    if built:
-        values["model"] = built_as(_spec(values["model"]), built)
+    if reading.architecture:
+        values["model"] = built_as(_spec(values["model"]), reading.architecture)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     if said.get("global_batch_size") is None:
