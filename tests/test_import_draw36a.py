@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from import_files import written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
@@ -17,15 +18,8 @@ START = "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py"
 ROWS, MICRO = "--vocab-size 50304", "--micro-batch-size 2"
 
 
-def _file(folder: Path, text: str, name: str = "run.sh") -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
-
-
 def _read(folder: Path, words: str, **settings: str) -> Reading:
-    return read(_file(folder, f"{START} {MODEL} {MICRO} {ROWS} {words}\n"), None, Given(settings=settings))
+    return read(written(folder, f"{START} {MODEL} {MICRO} {ROWS} {words}\n", "run.sh"), None, Given(settings=settings))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +42,7 @@ def test_words_that_decide_nothing_are_left(tmp_path: Path, words: str) -> None:
 
 def test_activations_over_one_rank_of_tensor_parallelism_are_not_cut(tmp_path: Path) -> None:
     one = MODEL.replace("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 1")
-    found = read(_file(tmp_path, f"{START} {one} {MICRO} {ROWS} --partition-activations\n"), None, Given())
+    found = read(written(tmp_path, f"{START} {one} {MICRO} {ROWS} --partition-activations\n", "run.sh"), None, Given())
     assert found.fields["tp"] == 1
 
 
@@ -71,18 +65,18 @@ def model_provider():
 
 
 def test_a_program_that_puts_its_own_attention_into_layers_is_asked_for(tmp_path: Path) -> None:
-    _file(tmp_path, OWN, "pretrain_slots.py")
-    run = _file(tmp_path, f"{START.replace('pretrain_gpt', 'pretrain_slots')} {MODEL} {MICRO} {ROWS} --swiglu\n")
+    written(tmp_path, OWN, "pretrain_slots.py")
+    run = written(tmp_path, f"{START.replace('pretrain_gpt', 'pretrain_slots')} {MODEL} {MICRO} {ROWS} --swiglu\n", "run.sh")
     with pytest.raises(OpenQuestionsError, match="pretrain_slots.py builds layers that its arguments do not tell"):
         to_plan(read(run, None, Given()))
-    _file(tmp_path, OWN.replace("from ours.attention", "from megatron.core.transformer.attention"), "pretrain_slots.py")
+    written(tmp_path, OWN.replace("from ours.attention", "from megatron.core.transformer.attention"), "pretrain_slots.py")
     assert read(run, None, Given()).num_gpus == 8
 
 
 def test_a_vocabulary_file_that_its_folder_counts_is_not_gpt2s(tmp_path: Path) -> None:
     words = "--vocab-file /data/words/48k/vocab.json --merge-file /data/words/48k/merges.txt"
     with pytest.raises(OpenQuestionsError, match="vocab_size=VALUE .*48k/vocab.json"):
-        to_plan(read(_file(tmp_path, f"{START} {MODEL} {MICRO} {words}\n"), None, Given()))
+        to_plan(read(written(tmp_path, f"{START} {MODEL} {MICRO} {words}\n", "run.sh"), None, Given()))
 
 
 OLD = (
@@ -93,27 +87,27 @@ OLD = (
 
 
 def test_words_of_the_first_megatron_with_a_pipeline_of_deepspeed(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, OLD + "\n"), None, Given())
+    found = read(written(tmp_path, OLD + "\n", "run.sh"), None, Given())
     assert (found.fields["pp"], found.fields["micro_batch_size"], found.global_batch_size) == (2, 4, 4 * 4 * 8)
 
 
 def test_the_engines_file_lies_beside_the_script_that_finds_its_own_folder(tmp_path: Path) -> None:
-    _file(tmp_path, '{"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 1}}', "engine.json")
+    written(tmp_path, '{"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 1}}', "engine.json")
     head = 'script_path=$(realpath $0)\nscript_dir=$(dirname $script_path)\nconfig="$script_dir/engine.json"\n'
-    run = _file(tmp_path, f"{head}{OLD} --deepspeed --deepspeed_config ${{config}}\n")
+    run = written(tmp_path, f"{head}{OLD} --deepspeed --deepspeed_config ${{config}}\n", "run.sh")
     with pytest.raises(OpenQuestionsError, match="--micro-batch-size M .*says 16, --micro-batch-size 4"):
         to_plan(read(run, None, Given()))
 
 
 def test_an_empty_operand_makes_a_test_of_one_bracket_false(tmp_path: Path) -> None:
     text = 'SPLIT=${SPLIT:-}\nARGS="--swiglu"\nif [ $SPLIT -eq 1 ]; then\n  ARGS="$ARGS --moe-extended-tp"\nfi\n'
-    found = read(_file(tmp_path, f"{text}{START} {MODEL} {MICRO} {ROWS} $ARGS\n"), None, Given())
+    found = read(written(tmp_path, f"{text}{START} {MODEL} {MICRO} {ROWS} $ARGS\n", "run.sh"), None, Given())
     assert found.model is not None and found.model.gated
 
 
 def test_a_sourced_file_is_found_by_the_end_of_its_path(tmp_path: Path) -> None:
-    _file(tmp_path, f"SIZES=({MODEL} {MICRO} {ROWS})\n", "config/dense/small.sh")
-    run = _file(tmp_path, f'source /home/someone/project/config/dense/small.sh\n{START} "${{SIZES[@]}}"\n', "scripts/start.sh")
+    written(tmp_path, f"SIZES=({MODEL} {MICRO} {ROWS})\n", "config/dense/small.sh")
+    run = written(tmp_path, f'source /home/someone/project/config/dense/small.sh\n{START} "${{SIZES[@]}}"\n', "scripts/start.sh")
     found = read(run, None, Given())
     assert (found.fields["tp"], found.num_gpus, found.global_batch_size) == (2, 8, 64)
 
@@ -128,8 +122,8 @@ def test_recompute_of_expert_layers_under_its_first_name(tmp_path: Path) -> None
 def test_a_script_that_another_one_starts_is_found_in_a_folder_beside(tmp_path: Path) -> None:
     words = "-n $((DP * 2)) -x A=1 -x B=2 -x C=3 -x D=4 python pretrain_gpt.py"
     inner = f"DP=${{DP:-1}}\nmpirun {words} {MODEL} {MICRO} {ROWS} $FLAGS\n"
-    _file(tmp_path, inner, "megatron/examples/small/start.sh")
-    run = _file(tmp_path, "DP=4 \\\nFLAGS=--swiglu \\\n/home/someone/megatron-1/examples/small/start.sh\n", "jobs/small_dp4.sh")
+    written(tmp_path, inner, "megatron/examples/small/start.sh")
+    run = written(tmp_path, "DP=4 \\\nFLAGS=--swiglu \\\n/home/someone/megatron-1/examples/small/start.sh\n", "jobs/small_dp4.sh")
     found = read(run, None, Given())
     assert (found.num_gpus, found.fields["tp"], found.model is not None and found.model.gated) == (8, 2, True)
 
@@ -137,7 +131,7 @@ def test_a_script_that_another_one_starts_is_found_in_a_folder_beside(tmp_path: 
 def test_a_comparison_with_nothing_is_a_test_for_emptiness(tmp_path: Path) -> None:
     text = 'OUT=$1\nSTAGES=$2\nif [ "$STAGES" == "" ]; then\n  STAGES=2\nfi\nif [ "$OUT" != "" ]; then\n  STAGES=4\nfi\n'
     words = MODEL.replace("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size $STAGES")
-    assert read(_file(tmp_path, f"{text}{START} {words} {MICRO} {ROWS}\n"), None, Given()).fields["pp"] == 2
+    assert read(written(tmp_path, f"{text}{START} {words} {MICRO} {ROWS}\n", "run.sh"), None, Given()).fields["pp"] == 2
 
 
 def test_layers_by_a_spec_of_the_projects_own_are_asked_for(tmp_path: Path) -> None:
@@ -149,7 +143,7 @@ def test_layers_by_a_spec_of_the_projects_own_are_asked_for(tmp_path: Path) -> N
 def test_settings_of_a_program_of_its_own_are_none_of_axolotl(tmp_path: Path) -> None:
     text = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 2\ngrad_accum: 8\nmax_length: 1024\ntarget_modules: [q_proj]\n"
     with pytest.raises(PlannerError, match="max_length, grad_accum, target_modules: no setting of axolotl"):
-        read(_file(tmp_path, text, "lora.yaml"), None, Given())
+        read(written(tmp_path, text, "lora.yaml"), None, Given())
 
 
 def test_a_tokenizers_file_in_a_folder_is_no_name_on_the_hub(tmp_path: Path) -> None:
@@ -157,14 +151,14 @@ def test_a_tokenizers_file_in_a_folder_is_no_name_on_the_hub(tmp_path: Path) -> 
     words = f"{sizes.replace('attention-heads 12', 'attention-heads 32')} --ffn-hidden-size 11008 --swiglu --normalization RMSNorm "
     words += "--untie-embeddings-and-output-weights --tokenizer-type Llama2Tokenizer --tokenizer-model work/tokenizer.model"
     words += " --disable-bias-linear --position-embedding-type rope"
-    found = read(_file(tmp_path, f"{START} {MICRO} {words}\n"), None, Given())
+    found = read(written(tmp_path, f"{START} {MICRO} {words}\n", "run.sh"), None, Given())
     assert found.model is not None and found.model.vocab_size == 32000
 
 
 def test_a_loop_over_the_places_of_arrays_asks_which_round_is_meant(tmp_path: Path) -> None:
     text = "widths=(768 1536)\nfor i in ${!widths[@]}; do\n  W=${widths[$i]}\n  RUN\ndone\n"
     text = text.replace("RUN", f"{START} {MODEL} {MICRO} {ROWS}".replace("--hidden-size 768", "--hidden-size $W"))
-    file = _file(tmp_path, text)
+    file = written(tmp_path, text, "run.sh")
     with pytest.raises(OpenQuestionsError, match=r"--set i=0\|1 \(--hidden-size\)"):
         to_plan(read(file, None, Given()))
     found = read(file, None, Given(settings={"i": "1"}))
@@ -175,8 +169,8 @@ def test_a_configuration_of_a_projects_own_module_must_be_there(tmp_path: Path) 
     words = "torchrun --nproc_per_node=4 -m torchtitan.train --module slots --config slots_400m --training.local_batch_size 2 "
     words += "--training.seq_len 2048 --parallelism.data_parallel_shard_degree 4"
     with pytest.raises(PlannerError, match="slots_400m of slots, whose config_registry.py is not there"):
-        read(_file(tmp_path, words + "\n"), None, Given())
-    told = read(_file(tmp_path, words + " --activation_checkpoint.mode none\n"), None, Given(model="llama-3-8b"))
+        read(written(tmp_path, words + "\n", "run.sh"), None, Given())
+    told = read(written(tmp_path, words + " --activation_checkpoint.mode none\n", "run.sh"), None, Given(model="llama-3-8b"))
     assert (told.num_gpus or 4, told.fields["recompute"]) == (4, 0)
 
 
@@ -184,7 +178,7 @@ def test_a_configuration_of_a_projects_own_module_must_be_there(tmp_path: Path) 
 def test_what_seq_counts_is_a_list_like_one_that_is_written(tmp_path: Path, counted: str, asked: str) -> None:
     words = f"{START} {MODEL} {ROWS} --micro-batch-size $batch"
     words = words.replace("--global-batch-size 64", "--global-batch-size $((batch * 8))")
-    file = _file(tmp_path, f"MOST=1\nfor batch in $(seq {counted}); do\n  {words}\ndone\n")
+    file = written(tmp_path, f"MOST=1\nfor batch in $(seq {counted}); do\n  {words}\ndone\n", "run.sh")
     found = None
     if asked:
         with pytest.raises(OpenQuestionsError) as error:
@@ -196,7 +190,8 @@ def test_what_seq_counts_is_a_list_like_one_that_is_written(tmp_path: Path, coun
 
 
 def test_a_loop_over_what_a_command_writes_is_asked_by_its_variable(tmp_path: Path) -> None:
-    file = _file(tmp_path, f"for m in $(list_batches --all); do\n  {START} {MODEL} {ROWS} --micro-batch-size $m\ndone\n")
+    loop = f"for m in $(list_batches --all); do\n  {START} {MODEL} {ROWS} --micro-batch-size $m\ndone\n"
+    file = written(tmp_path, loop, "run.sh")
     with pytest.raises(OpenQuestionsError, match="--set m=VALUE .--micro-batch-size"):
         to_plan(read(file, None, Given()))
 
@@ -216,7 +211,7 @@ def test_a_switch_of_a_model_of_its_own_is_asked_for(tmp_path: Path) -> None:
 def test_a_llama_tokenizer_with_rows_added_is_not_llamas(tmp_path: Path, name: str) -> None:
     words = f"{START} {MODEL} {MICRO} --tokenizer-type Llama2Tokenizer --tokenizer-model /data/{name}\n"
     with pytest.raises(OpenQuestionsError, match="--set vocab_size=VALUE"):
-        to_plan(read(_file(tmp_path, words), None, Given()))
+        to_plan(read(written(tmp_path, words, "run.sh"), None, Given()))
 
 
 def test_an_adapter_on_the_head_does_not_train_the_head(tmp_path: Path) -> None:
@@ -228,7 +223,7 @@ model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"
 args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, bf16=True, max_steps=10)
 Trainer(model=model, args=args, train_dataset=data).train()
 """
-    found = read(_file(tmp_path, text, "tune.py"), None, Given(settings={"deepspeed": "zero2", "max_length": "512"}))
+    found = read(written(tmp_path, text, "tune.py"), None, Given(settings={"deepspeed": "zero2", "max_length": "512"}))
     assert (found.lora_whole, found.lora_targets, found.lora_rank) == ("none", "qv", 4)
     assert any("adapters on 'lm_head' are not priced" in one for one in found.notes)
 

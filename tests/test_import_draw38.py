@@ -3,23 +3,12 @@
 from pathlib import Path
 
 import pytest
+from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
-
-
-def _file(folder: Path, text: str, name: str = "job.yaml") -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
-
-
-def _names(found: Reading) -> list[str]:
-    return [one.name for one in found.questions]
-
 
 RECIPE = """
 model_name_or_path: Qwen/Qwen2.5-7B
@@ -37,11 +26,11 @@ lora_r: 16
 
 def test_a_rank_alone_makes_no_adapters_in_trl_and_is_asked_about(tmp_path: Path) -> None:
     """get_peft_config gives None where use_peft is false, which it is by itself.  [trl/trainer/utils.py]"""
-    file = _file(tmp_path, RECIPE)
-    assert "use_peft" in _names(read(file, "trl", Given(num_gpus=8)))
+    file = written(tmp_path, RECIPE)
+    assert "use_peft" in asked_for(read(file, "trl", Given(num_gpus=8)))
     for answer, rank in (("true", 16), ("false", 0)):
         found = read(file, "trl", Given(num_gpus=8, settings={"use_peft": answer}))
-        assert ("use_peft" not in _names(found), found.lora_rank) == (True, rank)
+        assert ("use_peft" not in asked_for(found), found.lora_rank) == (True, rank)
 
 
 OWN_ADAPTERS = """
@@ -57,9 +46,9 @@ SFTTrainer("Qwen/Qwen2.5-7B", args=SFTConfig(per_device_train_batch_size=2), tra
 
 
 def test_a_program_that_makes_adapters_of_a_rank_itself_is_not_asked(tmp_path: Path) -> None:
-    _file(tmp_path, OWN_ADAPTERS, "sft.py")
-    found = read(_file(tmp_path, "accelerate launch --num_processes 4 sft.py --lora_r 32\n", "run.sh"), None, Given())
-    assert ("use_peft" not in _names(found), found.lora_rank) == (True, 32)
+    written(tmp_path, OWN_ADAPTERS, "sft.py")
+    found = read(written(tmp_path, "accelerate launch --num_processes 4 sft.py --lora_r 32\n", "run.sh"), None, Given())
+    assert ("use_peft" not in asked_for(found), found.lora_rank) == (True, 32)
 
 
 PROGRAM = """
@@ -87,28 +76,28 @@ SEVERAL = {
 
 def _program(folder: Path, body: str, settings: dict[str, str] | None = None) -> Reading:
     text = PROGRAM % "\n".join(" " * 8 + line for line in body.splitlines())
-    return read(_file(folder, text, "tune.py"), None, Given(num_gpus=1, settings=settings or {}))
+    return read(written(folder, text, "tune.py"), None, Given(num_gpus=1, settings=settings or {}))
 
 
 @pytest.mark.parametrize("body", SEVERAL.values(), ids=SEVERAL)
 def test_an_own_trainer_that_runs_the_model_several_times_is_a_question(tmp_path: Path, body: str) -> None:
     found = _program(tmp_path, body)
-    assert _names(found)[:1] == ["compute_loss"]
+    assert asked_for(found)[:1] == ["compute_loss"]
     with pytest.raises(OpenQuestionsError, match="compute_loss=false"):
         to_plan(found)
-    assert "compute_loss" not in _names(_program(tmp_path, body, {"compute_loss": "false"}))
+    assert "compute_loss" not in asked_for(_program(tmp_path, body, {"compute_loss": "false"}))
 
 
 @pytest.mark.parametrize("body", ONCE.values(), ids=ONCE)
 def test_an_own_trainer_with_one_pass_is_read(tmp_path: Path, body: str) -> None:
-    assert "compute_loss" not in _names(_program(tmp_path, body))
+    assert "compute_loss" not in asked_for(_program(tmp_path, body))
 
 
 def test_an_own_trainer_behind_a_command_is_a_question_too(tmp_path: Path) -> None:
-    _file(tmp_path, PROGRAM % "        return model(**inputs).loss + model(**inputs).loss", "tune.py")
+    written(tmp_path, PROGRAM % "        return model(**inputs).loss + model(**inputs).loss", "tune.py")
     command = "accelerate launch --num_processes 4 tune.py --per_device_train_batch_size 2\n"
-    found = read(_file(tmp_path, command, "run.sh"), None, Given())
-    assert "compute_loss" in _names(found)
+    found = read(written(tmp_path, command, "run.sh"), None, Given())
+    assert "compute_loss" in asked_for(found)
 
 
 ENVIRONMENT = """
@@ -123,7 +112,7 @@ SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=BATCH, gradie
 
 
 def test_an_own_function_over_the_environment_gives_its_default_or_the_answer(tmp_path: Path) -> None:
-    file = _file(tmp_path, ENVIRONMENT, "tune.py")
+    file = written(tmp_path, ENVIRONMENT, "tune.py")
     found = read(file, None, Given())
     assert (found.fields["micro_batch_size"], found.lora_rank, found.sequence_length) == (2, 16, 8192)
     said = read(file, None, Given(settings={"BATCH_SIZE": "4", "LORA_R": "64"}))
@@ -143,7 +132,7 @@ SFTTrainer(model=model, args=args).train()
 
 def test_all_that_is_open_stands_in_one_sentence_and_is_answered_by_its_words(tmp_path: Path) -> None:
     """More than eight questions, one of them by the keyword of a library that has another name here: r."""
-    file = _file(tmp_path, MANY, "tune.py")
+    file = written(tmp_path, MANY, "tune.py")
     found = read(file, None, Given())
     with pytest.raises(OpenQuestionsError) as caught:
         to_plan(found)
@@ -151,7 +140,7 @@ def test_all_that_is_open_stands_in_one_sentence_and_is_answered_by_its_words(tm
     assert all(one.name in str(caught.value) for one in caught.value.questions)
     answers = {one.name: one.choices[0] if one.choices else "4" for one in caught.value.questions if not one.name.startswith("-")}
     answered = read(file, None, Given(settings={**answers, "lora_dropout": "0", "max_length": "1024", "r": "32"}))
-    assert (answered.lora_rank, _names(answered)) == (32, [])
+    assert (answered.lora_rank, asked_for(answered)) == (32, [])
 
 
 LOADED = """
@@ -169,7 +158,7 @@ SFTTrainer(model=model, args=args, train_dataset=d).train()
 )
 def test_a_model_is_turned_into_another_dtype_where_it_is_loaded(tmp_path: Path, turned: str, precision: str) -> None:
     """Its weights are trained in 16 bits, which is what bf16_true stands for."""
-    assert read(_file(tmp_path, LOADED % (turned, ""), "tune.py"), None, Given(num_gpus=1)).precision == precision
+    assert read(written(tmp_path, LOADED % (turned, ""), "tune.py"), None, Given(num_gpus=1)).precision == precision
 
 
 FROZEN = {
@@ -188,14 +177,14 @@ TRAINED = {
 
 @pytest.mark.parametrize("body", FROZEN.values(), ids=FROZEN)
 def test_a_program_that_freezes_a_part_of_its_model_is_a_question(tmp_path: Path, body: str) -> None:
-    file = _file(tmp_path, LOADED % ("", body), "tune.py")
-    assert "requires_grad" in _names(read(file, None, Given(num_gpus=1)))
-    assert "requires_grad" not in _names(read(file, None, Given(num_gpus=1, settings={"requires_grad": "false"})))
+    file = written(tmp_path, LOADED % ("", body), "tune.py")
+    assert "requires_grad" in asked_for(read(file, None, Given(num_gpus=1)))
+    assert "requires_grad" not in asked_for(read(file, None, Given(num_gpus=1, settings={"requires_grad": "false"})))
 
 
 @pytest.mark.parametrize("body", TRAINED.values(), ids=TRAINED)
 def test_what_is_frozen_elsewhere_is_no_question(tmp_path: Path, body: str) -> None:
-    assert "requires_grad" not in _names(read(_file(tmp_path, LOADED % ("", body), "tune.py"), None, Given(num_gpus=1)))
+    assert "requires_grad" not in asked_for(read(written(tmp_path, LOADED % ("", body), "tune.py"), None, Given(num_gpus=1)))
 
 
 OWN_CLASS = """
@@ -210,10 +199,10 @@ def train(model, data):
 @pytest.mark.parametrize("where", ["beside", "in it"])
 def test_a_class_of_the_project_with_the_name_of_a_library_s_is_refused(tmp_path: Path, where: str) -> None:
     own = "class SFTConfig:\n    per_device_train_batch_size: int = 8\n"
-    _file(tmp_path, own, "pkg/config.py")
+    written(tmp_path, own, "pkg/config.py")
     text = OWN_CLASS % (own if where == "in it" else "from .config import SFTConfig")
     with pytest.raises(PlannerError, match="SFTConfig is not the one of TRL"):
-        read(_file(tmp_path, text, "pkg/sft.py"), "trl", Given(num_gpus=1))
+        read(written(tmp_path, text, "pkg/sft.py"), "trl", Given(num_gpus=1))
 
 
 @pytest.mark.parametrize(
@@ -225,24 +214,24 @@ def test_a_class_of_the_project_with_the_name_of_a_library_s_is_refused(tmp_path
     ],
 )
 def test_programs_of_other_trainers_are_refused(tmp_path: Path, command: str, says: str) -> None:
-    _file(tmp_path, "from megatron.core import parallel_state\nimport torch\n", "own.py")
+    written(tmp_path, "from megatron.core import parallel_state\nimport torch\n", "own.py")
     reader = "llama-factory" if "src/train.py" in command else "transformers"
     with pytest.raises(PlannerError, match=says):
-        read(_file(tmp_path, f"{command}\n", "run.sh"), reader, Given())
+        read(written(tmp_path, f"{command}\n", "run.sh"), reader, Given())
 
 
 def test_the_length_of_a_file_that_a_program_of_its_own_reads_is_asked_for(tmp_path: Path) -> None:
     text = "per_device_train_batch_size: 4\nbf16: true\ngradient_checkpointing: true\ndeepspeed: zero2\n"
-    own = _file(tmp_path, f"{text}precision: bf16\n")
-    assert "--sequence-length S" in _names(read(own, "trl", Given(num_gpus=8)))
-    assert "--sequence-length S" not in _names(read(own, "trl", Given(num_gpus=8, sequence_length=4096)))
-    assert "--sequence-length S" not in _names(read(_file(tmp_path, text), "trl", Given(num_gpus=8)))
+    own = written(tmp_path, f"{text}precision: bf16\n")
+    assert "--sequence-length S" in asked_for(read(own, "trl", Given(num_gpus=8)))
+    assert "--sequence-length S" not in asked_for(read(own, "trl", Given(num_gpus=8, sequence_length=4096)))
+    assert "--sequence-length S" not in asked_for(read(written(tmp_path, text), "trl", Given(num_gpus=8)))
 
 
 def test_the_file_of_deepspeed_under_its_launcher_s_word_is_read(tmp_path: Path) -> None:
-    _file(tmp_path, '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json")
+    written(tmp_path, '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json")
     command = "deepspeed --num_gpus=8 tune.py --deepspeed_config ds.json --model_name_or_path gpt2 --per_device_train_batch_size 12"
-    found = read(_file(tmp_path, f"{command} --block_size 1024\n", "run.sh"), None, Given())
+    found = read(written(tmp_path, f"{command} --block_size 1024\n", "run.sh"), None, Given())
     assert (found.trainer.partition("+")[0], found.fields["zero"]) == ("deepspeed", 2)
 
 
@@ -256,7 +245,7 @@ def llama3_%s() -> Trainer.Config:
 
 
 def test_which_function_and_what_it_leaves_open_are_one_question(tmp_path: Path) -> None:
-    file = _file(tmp_path, REGISTRY % ("one", 2) + REGISTRY % ("two", 4), "config_registry.py")
+    file = written(tmp_path, REGISTRY % ("one", 2) + REGISTRY % ("two", 4), "config_registry.py")
     with pytest.raises(OpenQuestionsError) as caught:
         read(file, "torchtitan", Given())
     assert [one.name for one in caught.value.questions][:2] == ["config", "--gpus N"]
@@ -278,7 +267,7 @@ def other(args):
 
 def test_functions_that_give_each_other_their_arguments_are_read(tmp_path: Path) -> None:
     """Such a program ended the interpreter's stack."""
-    assert read(_file(tmp_path, TANGLED, "tune.py"), None, Given(num_gpus=1)).fields["micro_batch_size"] == 2
+    assert read(written(tmp_path, TANGLED, "tune.py"), None, Given(num_gpus=1)).fields["micro_batch_size"] == 2
 
 
 OWN_MODEL = """
@@ -295,7 +284,7 @@ def llama3_175m() -> Trainer.Config:
 )
 def test_the_assets_of_a_tokenizer_are_no_model(tmp_path: Path, spec: str, asked: bool) -> None:
     """A project that builds a small model takes the tokenizer of a large one."""
-    found = read(_file(tmp_path, OWN_MODEL % spec, "config_registry.py"), "torchtitan", Given(num_gpus=8))
+    found = read(written(tmp_path, OWN_MODEL % spec, "config_registry.py"), "torchtitan", Given(num_gpus=8))
     assert (found.model is None) is asked
 
 
@@ -306,9 +295,9 @@ torchrun --nproc_per_node 8 tune.py --model_name_or_path $BASE --per_device_trai
 
 
 def test_a_batch_that_a_variable_decides_is_asked_for_by_that_variable_alone(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, BY_SIZE, "run.sh"), "transformers", Given())
-    assert "SIZE" in _names(found)
-    assert "per_device_train_batch_size" not in _names(found)
+    found = read(written(tmp_path, BY_SIZE, "run.sh"), "transformers", Given())
+    assert "SIZE" in asked_for(found)
+    assert "per_device_train_batch_size" not in asked_for(found)
 
 
 OPEN_ADAPTERS = """
@@ -324,18 +313,18 @@ Trainer(model=model, args=training_args).train()
 
 
 def test_adapters_and_what_hangs_on_them_are_asked_for_together(tmp_path: Path) -> None:
-    _file(tmp_path, OPEN_ADAPTERS, "tune.py")
+    written(tmp_path, OPEN_ADAPTERS, "tune.py")
     command = "torchrun --nproc_per_node 8 tune.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16\n"
-    names = _names(read(_file(tmp_path, command, "run.sh"), None, Given()))
+    names = asked_for(read(written(tmp_path, command, "run.sh"), None, Given()))
     assert {"use_peft", "lora_target_modules", "torch_dtype"} <= set(names)
 
 
 def test_optimizer_states_that_zenflow_splits_are_refused(tmp_path: Path) -> None:
     zero = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}}'
-    _file(tmp_path, zero, "ds.json")
+    written(tmp_path, zero, "ds.json")
     command = "deepspeed --num_gpus=2 tune.py --deepspeed ds.json --model_name_or_path gpt2 --per_device_train_batch_size 1\n"
     with pytest.raises(PlannerError, match="zenflow"):
-        read(_file(tmp_path, command, "run.sh"), None, Given())
+        read(written(tmp_path, command, "run.sh"), None, Given())
 
 
 BY_PLACE = """
@@ -349,7 +338,7 @@ torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-
 
 def test_words_behind_a_script_and_its_vocabulary_are_one_sentence(tmp_path: Path) -> None:
     """The length alone was open, so that the model could not be read and its tokenizer was asked about in a second sentence."""
-    file = _file(tmp_path, BY_PLACE, "run.sh")
+    file = written(tmp_path, BY_PLACE, "run.sh")
     with pytest.raises(OpenQuestionsError) as caught:
         read(file, None, Given())
     assert [one.name for one in caught.value.questions] == ["ARGS", "vocab_size"]
@@ -369,25 +358,25 @@ trl.DPOTrainer(model=model, %strain_dataset=job.data()).train()
 
 def test_the_arguments_of_a_trainer_that_another_module_makes_are_asked_for(tmp_path: Path) -> None:
     """Without a configuration in sight its defaults were taken; a trainer that is given none has them."""
-    found = read(_file(tmp_path, ELSEWHERE % "args=job.training_args, ", "tune.py"), None, Given(num_gpus=1))
-    assert {"per_device_train_batch_size", "gradient_accumulation_steps", "max_length"} <= set(_names(found))
-    assert "per_device_train_batch_size" not in _names(read(_file(tmp_path, ELSEWHERE % "", "b.py"), None, Given(num_gpus=1)))
+    found = read(written(tmp_path, ELSEWHERE % "args=job.training_args, ", "tune.py"), None, Given(num_gpus=1))
+    assert {"per_device_train_batch_size", "gradient_accumulation_steps", "max_length"} <= set(asked_for(found))
+    assert "per_device_train_batch_size" not in asked_for(read(written(tmp_path, ELSEWHERE % "", "b.py"), None, Given(num_gpus=1)))
 
 
 def test_names_that_are_not_known_are_listed_in_words(tmp_path: Path) -> None:
     program = PROGRAM % "        return model(**inputs).loss"
     text = program.replace("bf16=True)", "bf16=True, **{**{names().key: 1}})")
-    assert not any("\ue000" in one for one in read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1)).unread)
+    assert not any("\ue000" in one for one in read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1)).unread)
 
 
 def test_a_precision_in_keywords_that_are_not_followed_is_asked_for(tmp_path: Path) -> None:
     text = (PROGRAM % "        return model(**inputs).loss").replace("bf16=True)", "**precision_of(gpu))")
-    assert "bf16" in _names(read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1)))
+    assert "bf16" in asked_for(read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1)))
 
 
 def test_a_training_on_cpus_is_refused(tmp_path: Path) -> None:
     text = BY_PLACE.replace("$2", "1").replace("$1", "1024").replace("--bf16", "--no-cuda --cpu-torch-adam")
-    file = _file(tmp_path, text, "run.sh")
+    file = written(tmp_path, text, "run.sh")
     with pytest.raises(PlannerError, match="trains on CPUs"):
         read(file, None, Given())
     assert read(file, None, Given(settings={"no_cuda": "false", "vocab_size": "50000", "cpu_torch_adam": "false"})).num_gpus == 16

@@ -3,23 +3,13 @@
 from pathlib import Path
 
 import pytest
+from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.model_names import preset_of
 from planner.trainers.llama_factory.readback import known_arguments
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
-
-
-def _file(folder: Path, text: str, name: str) -> Path:
-    (folder / name).write_text(text)
-    return folder / name
-
-
-def _names(found: Reading) -> list[str]:
-    return [one.name for one in found.questions]
-
 
 FACTORY = """
 model_name_or_path: Qwen/Qwen2.5-7B
@@ -36,9 +26,9 @@ bf16: true
 @pytest.mark.parametrize("word", ["num_latent_thinking_token: 5", "reasoning_loss_weight: 1.0", "loop_layers: 3"])
 def test_a_word_that_llama_factory_does_not_have_is_asked_about(tmp_path: Path, word: str) -> None:
     """Its parser refuses such words, so a fork reads them: a latent token is a pass of the model."""
-    file, name = _file(tmp_path, f"{FACTORY % 'full'}{word}\n", "job.yaml"), word.partition(":")[0]
-    assert _names(read(file, None, Given(num_gpus=8))) == [name]
-    assert _names(read(file, None, Given(num_gpus=8, settings={name: "false"}))) == []
+    file, name = written(tmp_path, f"{FACTORY % 'full'}{word}\n", "job.yaml"), word.partition(":")[0]
+    assert asked_for(read(file, None, Given(num_gpus=8))) == [name]
+    assert asked_for(read(file, None, Given(num_gpus=8, settings={name: "false"}))) == []
 
 
 @pytest.mark.parametrize(
@@ -49,13 +39,13 @@ def test_a_word_that_llama_factory_does_not_have_is_asked_about(tmp_path: Path, 
     ],
 )  # fmt: skip
 def test_words_of_llama_factory_and_of_transformers_are_no_question(tmp_path: Path, word: str) -> None:
-    assert _names(read(_file(tmp_path, f"{FACTORY % 'full'}{word}\n", "job.yaml"), None, Given(num_gpus=8))) == []
+    assert asked_for(read(written(tmp_path, f"{FACTORY % 'full'}{word}\n", "job.yaml"), None, Given(num_gpus=8))) == []
     assert {"cutoff_len", "gradient_accumulation_steps", "pref_beta", "val_size"} <= known_arguments()
 
 
 @pytest.mark.parametrize("named", ["q_proj,v_proj", "model.layers.0.mlp"])
 def test_layers_that_are_trained_whole_beside_adapters_are_refused(tmp_path: Path, named: str) -> None:
-    file = _file(tmp_path, f"{FACTORY % 'lora'}additional_target: {named}\n", "job.yaml")
+    file = written(tmp_path, f"{FACTORY % 'lora'}additional_target: {named}\n", "job.yaml")
     if "proj" in named:
         with pytest.raises(PlannerError, match="additional_target.*trained as a whole"):
             read(file, None, Given(num_gpus=8))
@@ -82,15 +72,15 @@ SFTTrainer(model=model, args=args, peft_config=LoraConfig(r=8, target_modules="a
 
 def test_bits_that_a_program_puts_into_keywords_are_asked_for(tmp_path: Path) -> None:
     """Without the question frozen weights came out in 16 bits."""
-    file = _file(tmp_path, BITS % "", "tune.py")
-    assert {"load_in_4bit", "bnb_4bit_use_double_quant"} <= set(_names(read(file, None, Given(num_gpus=1))))
+    file = written(tmp_path, BITS % "", "tune.py")
+    assert {"load_in_4bit", "bnb_4bit_use_double_quant"} <= set(asked_for(read(file, None, Given(num_gpus=1))))
     said = {"load_in_4bit": "true", "bnb_4bit_use_double_quant": "false"}
     assert read(file, None, Given(num_gpus=1, settings=said)).frozen_weights == "nf4"
 
 
 def test_bits_under_a_condition_that_is_not_met_are_no_question(tmp_path: Path) -> None:
     text = (BITS % "").replace('config["bits"] == 4', "False")
-    assert "load_in_4bit" not in _names(read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1)))
+    assert "load_in_4bit" not in asked_for(read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1)))
 
 
 BARE = """
@@ -106,11 +96,11 @@ Trainer(model=model, args=args, train_dataset=d).train()
 
 def test_a_program_that_is_started_without_options_says_all_itself(tmp_path: Path) -> None:
     """Model and length were asked for, though they stand in the program; processes are the launcher's."""
-    _file(tmp_path, BARE, "tune.py")
-    _file(tmp_path, '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json")
+    written(tmp_path, BARE, "tune.py")
+    written(tmp_path, '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json")
     command = "accelerate launch --num_processes 2 --mixed_precision fp16 tune.py\n"
-    found = read(_file(tmp_path, command, "run.sh"), None, Given())
-    assert (_names(found), found.model_name, found.sequence_length, found.num_gpus) == ([], "Qwen/Qwen3-0.6B", 2048, 2)
+    found = read(written(tmp_path, command, "run.sh"), None, Given())
+    assert (asked_for(found), found.model_name, found.sequence_length, found.num_gpus) == ([], "Qwen/Qwen3-0.6B", 2048, 2)
     assert (found.fields["zero"], found.fields["num_microbatches"], found.precision) == (2, 8, "fp16")
 
 
@@ -122,13 +112,13 @@ MEGATRON = (
 
 @pytest.mark.parametrize("words", ["--moe-deepep-num-sms 32", "--wsd-decay-ratio 0.1 --wsd-half-life -1"])
 def test_words_of_schedules_and_of_dispatchers_are_no_question(tmp_path: Path, words: str) -> None:
-    assert _names(read(_file(tmp_path, f"{MEGATRON}{words}\n", "run.sh"), None, Given())) == []
+    assert asked_for(read(written(tmp_path, f"{MEGATRON}{words}\n", "run.sh"), None, Given())) == []
 
 
 def test_a_program_that_is_not_there_and_has_no_options_is_asked_about(tmp_path: Path) -> None:
     """Its words could tell that it is none of transformers; without any, what it trains is the question."""
-    found = read(_file(tmp_path, "accelerate launch --num_processes 2 /home/me/tune.py\n", "run.sh"), "transformers", Given())
-    assert "per_device_train_batch_size" in _names(found)
+    found = read(written(tmp_path, "accelerate launch --num_processes 2 /home/me/tune.py\n", "run.sh"), "transformers", Given())
+    assert "per_device_train_batch_size" in asked_for(found)
 
 
 def test_a_name_longer_than_a_file_system_takes_is_no_preset() -> None:
@@ -154,8 +144,8 @@ Own(model="Qwen/Qwen2.5-7B", args=args, train_dataset=d).train()
 @pytest.mark.parametrize("body", LONG.values(), ids=LONG)
 def test_a_step_of_thousands_of_statements_is_read(tmp_path: Path, body: str) -> None:
     """Without a traceback, and in a time that grows with their number alone."""
-    found = read(_file(tmp_path, OWN_TRAINER % ("", "SFTTrainer", body), "tune.py"), None, Given(num_gpus=1))
-    assert found.fields["micro_batch_size"] == 2 and not {"compute_loss", "requires_grad"} & {*_names(found)}
+    found = read(written(tmp_path, OWN_TRAINER % ("", "SFTTrainer", body), "tune.py"), None, Given(num_gpus=1))
+    assert found.fields["micro_batch_size"] == 2 and not {"compute_loss", "requires_grad"} & {*asked_for(found)}
 
 
 def test_a_trainer_behind_a_thousand_classes_is_one(tmp_path: Path) -> None:
@@ -164,5 +154,5 @@ def test_a_trainer_behind_a_thousand_classes_is_one(tmp_path: Path) -> None:
         f"class {one}{n}(A{n - 1}, B{n - 1}): pass\n" for n in range(1, 1000) for one in "AB"
     )
     body = "        self.other(model(inputs), model(inputs))\n"
-    found = read(_file(tmp_path, OWN_TRAINER % (classes, "A999", body), "tune.py"), None, Given(num_gpus=1))
-    assert "compute_loss" in _names(found)
+    found = read(written(tmp_path, OWN_TRAINER % (classes, "A999", body), "tune.py"), None, Given(num_gpus=1))
+    assert "compute_loss" in asked_for(found)

@@ -3,23 +3,11 @@
 from pathlib import Path
 
 import pytest
+from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
-
-
-def _file(folder: Path, text: str, name: str) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def _names(found: Reading) -> list[str]:
-    return [one.name for one in found.questions]
-
 
 SFT = """
 from peft import LoraConfig
@@ -43,11 +31,11 @@ model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
 def test_the_trainer_that_a_program_builds_says_its_step(tmp_path: Path) -> None:
     """Whatever its folder is called: one named after a comparison with DPO, or after another step."""
     for folder in ("collapse-dpo", "grpo"):
-        found = read(_file(tmp_path, SFT, f"{folder}/tune.py"), None, Given(num_gpus=1))
+        found = read(written(tmp_path, SFT, f"{folder}/tune.py"), None, Given(num_gpus=1))
         assert found.objective == "lm"
     for kind, step in (("SFT", "lm"), ("DPO", "dpo")):
-        _file(tmp_path, OPTIONS % (kind, kind), "collapse-dpo/tune.py")
-        found = read(_file(tmp_path, COMMAND, "collapse-dpo/run.sh"), None, Given(sequence_length=1024))
+        written(tmp_path, OPTIONS % (kind, kind), "collapse-dpo/tune.py")
+        found = read(written(tmp_path, COMMAND, "collapse-dpo/run.sh"), None, Given(sequence_length=1024))
         assert found.objective == step
 
 
@@ -55,7 +43,7 @@ def test_the_trainer_that_a_program_builds_says_its_step(tmp_path: Path) -> None
 def test_a_program_without_a_language_model_is_refused(tmp_path: Path, kind: str) -> None:
     text = SFT.replace("AutoModelForCausalLM", f"AutoModelFor{kind}")
     with pytest.raises(PlannerError, match=f"AutoModelFor{kind} is no language model"):
-        read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+        read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
 
 
 PREPARED = """
@@ -72,11 +60,11 @@ Trainer(model=model, args=args, train_dataset=d).train()
 @pytest.mark.parametrize("prepare", ["prepare_model_for_int8_training", "prepare_model_for_kbit_training"])
 def test_what_peft_switches_on_stays_on(tmp_path: Path, prepare: str, said: str) -> None:
     """The older name of the function, and arguments that say no: the trainer switches nothing off.  [peft, utils/other.py]"""
-    file = _file(tmp_path, PREPARED % {"prepare": prepare, "said": said}, "tune.py")
+    file = written(tmp_path, PREPARED % {"prepare": prepare, "said": said}, "tune.py")
     found = read(file, None, Given(num_gpus=1, sequence_length=512))
     assert found.fields["recompute"] == 2
-    _file(tmp_path, OPTIONS % ("SFT", "SFT") + "model = prepare_model_for_kbit_training(model)\n", "tune.py")
-    found = read(_file(tmp_path, COMMAND.replace("\n", " --gradient_checkpointing False\n"), "run.sh"), None, Given())
+    written(tmp_path, OPTIONS % ("SFT", "SFT") + "model = prepare_model_for_kbit_training(model)\n", "tune.py")
+    found = read(written(tmp_path, COMMAND.replace("\n", " --gradient_checkpointing False\n"), "run.sh"), None, Given())
     assert found.fields["recompute"] == 2
 
 
@@ -94,14 +82,15 @@ Pairs(model=model, args=TrainingArguments(per_device_train_batch_size=2, bf16=Tr
 
 def test_passes_of_a_function_that_is_given_the_model_count(tmp_path: Path) -> None:
     said = Given(num_gpus=1, sequence_length=512)
-    assert "compute_loss" in _names(read(_file(tmp_path, HELPER % 'self.nll(model, inputs["bad"])', "tune.py"), None, said))
-    assert "compute_loss" not in _names(read(_file(tmp_path, HELPER % "self.nll(self.ref_model, inputs)", "tune.py"), None, said))
+    assert "compute_loss" in asked_for(read(written(tmp_path, HELPER % 'self.nll(model, inputs["bad"])', "tune.py"), None, said))
+    frozen = read(written(tmp_path, HELPER % "self.nll(self.ref_model, inputs)", "tune.py"), None, said)
+    assert "compute_loss" not in asked_for(frozen)
 
 
 def test_answers_by_a_variable_of_the_program_are_read(tmp_path: Path) -> None:
     """And not listed as what the plan does not hold."""
     text = SFT.replace("r=8", 'r=cfg["my_rank"]').replace("max_length=2048", 'max_length=cfg["cut"]')
-    found = read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1, settings={"my_rank": "16", "cut": "512"}))
+    found = read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1, settings={"my_rank": "16", "cut": "512"}))
     assert (found.lora_rank, found.sequence_length, found.unread) == (16, 512, ())
 
 
@@ -110,26 +99,26 @@ FORK += "data.micro_batch_size_per_gpu=1 model.partial_pretrain=Qwen/Qwen2.5-7B 
 
 
 def test_the_sft_trainer_of_a_fork_of_verl_is_read(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, f"{FORK} trainer.kl_regularization.enabled=False\n", "run.sh"), None, Given())
-    assert (_names(found), found.fields["num_microbatches"], found.sequence_length) == ([], 32, 5000)
+    found = read(written(tmp_path, f"{FORK} trainer.kl_regularization.enabled=False\n", "run.sh"), None, Given())
+    assert (asked_for(found), found.fields["num_microbatches"], found.sequence_length) == ([], 32, 5000)
     with pytest.raises(PlannerError, match="kl_regularization"):
-        read(_file(tmp_path, f"{FORK} trainer.kl_regularization.enabled=True\n", "run.sh"), None, Given())
+        read(written(tmp_path, f"{FORK} trainer.kl_regularization.enabled=True\n", "run.sh"), None, Given())
 
 
 def test_a_program_of_another_step_over_keys_of_verl_is_refused(tmp_path: Path) -> None:
     text = "accelerate launch -m own_sft.trainer.own_dpo_trainer actor_rollout_ref.model.path=Qwen/Qwen2.5-7B dpo.batch_size=16\n"
     with pytest.raises(PlannerError, match="its step is dpo by its name"):
-        read(_file(tmp_path, text, "run.sh"), None, Given())
+        read(written(tmp_path, text, "run.sh"), None, Given())
 
 
 def test_the_switch_and_the_file_of_deepspeed_itself(tmp_path: Path) -> None:
     """As its add_config_arguments has them; a program that never starts its engine is not sharded by a file."""
-    _file(tmp_path, '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "ds.json")
-    _file(tmp_path, "import deepspeed, torch\ndeepspeed.initialize(args=args, model=model)\n", "tune.py")
+    written(tmp_path, '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "ds.json")
+    written(tmp_path, "import deepspeed, torch\ndeepspeed.initialize(args=args, model=model)\n", "tune.py")
     command = COMMAND.replace("\n", " --max_length 512 --deepspeed --deepspeed_config ds.json\n")
-    found = read(_file(tmp_path, command, "run.sh"), None, Given())
-    assert (_names(found), found.fields["zero"]) == ([], 2)
-    _file(tmp_path, "import deepspeed, torch\nloss.backward()\n", "tune.py")
+    found = read(written(tmp_path, command, "run.sh"), None, Given())
+    assert (asked_for(found), found.fields["zero"]) == ([], 2)
+    written(tmp_path, "import deepspeed, torch\nloss.backward()\n", "tune.py")
     said = Given()
     read(tmp_path / "run.sh", None, said)
     assert "zero_stage" in [one.name for one in said.questions]
@@ -146,21 +135,21 @@ make(build(), d).train()
 
 def test_adapters_that_another_module_makes_are_asked_about(tmp_path: Path) -> None:
     """With what hangs on them, in one message: a rank and targets were taken by default."""
-    file = _file(tmp_path, ELSEWHERE, "tune.py")
+    file = written(tmp_path, ELSEWHERE, "tune.py")
     asked = ["torch_dtype", "use_peft", "lora_r", "lora_target_modules", "--model NAME"]
     said = Given(num_gpus=1, settings={"fsdp": "no_shard"})
-    assert sorted(_names(read(file, None, said)))[-4:] == sorted(asked)[-4:]
+    assert sorted(asked_for(read(file, None, said)))[-4:] == sorted(asked)[-4:]
     answers = {"fsdp": "no_shard", "torch_dtype": "bfloat16", "use_peft": "false"}
-    assert _names(read(file, None, Given(num_gpus=1, model="llama-8b", settings=answers))) == []
+    assert asked_for(read(file, None, Given(num_gpus=1, model="llama-8b", settings=answers))) == []
     said = Given(num_gpus=1, model="llama-8b", settings={**answers, "use_peft": "true"})
-    assert _names(read(file, None, said)) == ["lora_r", "lora_target_modules"]
+    assert asked_for(read(file, None, said)) == ["lora_r", "lora_target_modules"]
 
 
 def test_the_trainer_of_unsloth_without_its_model_is_refused(tmp_path: Path) -> None:
     text = ELSEWHERE.replace("from trl", "from unsloth").replace("SFTConfig", "UnslothTrainingArguments")
     text = text.replace("SFTTrainer", "UnslothTrainer")
     with pytest.raises(PlannerError, match="import the program that calls FastLanguageModel"):
-        read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+        read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
 
 
 BY_KEYS = {
@@ -200,16 +189,16 @@ SFTTrainer(model=load(cfg), args=args, train_dataset=d).train()
 def test_a_model_that_a_module_loads_by_a_file_of_settings(tmp_path: Path) -> None:
     """Put into an object key by key: what the file does not say keeps the default of its class."""
     for name, text in BY_KEYS.items():
-        _file(tmp_path, text, name)
+        written(tmp_path, text, name)
     found = read(tmp_path / "job.yaml", None, Given())
-    assert (_names(found), found.trainer, found.lora_rank, found.fields["micro_batch_size"]) == ([], "unsloth", 16, 2)
+    assert (asked_for(found), found.trainer, found.lora_rank, found.fields["micro_batch_size"]) == ([], "unsloth", 16, 2)
     assert (found.model_name, found.sequence_length) == ("unsloth/Qwen3-8B-bnb-4bit", 512)
 
 
 def test_targets_that_a_function_lists_by_way_of_a_variable(tmp_path: Path) -> None:
     text = SFT.replace('"all-linear"', "names").replace("args =", "names = find_all_linear_names(model)\nargs =")
-    found = read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
-    assert (_names(found), found.lora_targets) == ([], "all")
+    found = read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+    assert (asked_for(found), found.lora_targets) == ([], "all")
 
 
 @pytest.mark.parametrize("program", ["-m llamafactory.cli train", "src/llamafactory/cli.py train"])
@@ -217,8 +206,8 @@ def test_llama_factory_by_its_module(tmp_path: Path, program: str) -> None:
     """Read as a program of transformers it had no recompute, and its bits were refused."""
     command = f"FORCE_TORCHRUN=1 CUDA_VISIBLE_DEVICES=0,1 python {program} --stage sft --do_train --finetuning_type lora "
     words = "--model_name_or_path Qwen/Qwen3-8B --template qwen3 --quantization_bit 4 --cutoff_len 512 --bf16\n"
-    found = read(_file(tmp_path, command + words, "run.sh"), None, Given())
-    assert (_names(found), found.num_gpus, found.fields["recompute"], found.frozen_weights) == ([], 2, 2, "nf4_dq")
+    found = read(written(tmp_path, command + words, "run.sh"), None, Given())
+    assert (asked_for(found), found.num_gpus, found.fields["recompute"], found.frozen_weights) == ([], 2, 2, "nf4_dq")
 
 
 ENGINE = "torchrun --nproc_per_node=${N} -m verl.trainer.sft_trainer data.train_batch_size=32 data.micro_batch_size_per_gpu=1 "
@@ -232,31 +221,31 @@ ENGINE += "data.max_length=512 model.path=Qwen/Qwen3-8B engine=fsdp "
 )  # fmt: skip
 def test_the_engine_of_verls_sft_trainer(tmp_path: Path, words: str, fields: dict[str, int]) -> None:
     """These stood among what the plan does not hold."""
-    found = read(_file(tmp_path, f"N=8\n{ENGINE}{words}\n", "run.sh"), None, Given())
+    found = read(written(tmp_path, f"N=8\n{ENGINE}{words}\n", "run.sh"), None, Given())
     assert fields.items() <= found.fields.items() and found.unread == ()
-    assert read(_file(tmp_path, f"N=8\n{ENGINE}engine.dtype=float16\n", "run.sh"), None, Given()).precision == "fp16"
+    assert read(written(tmp_path, f"N=8\n{ENGINE}engine.dtype=float16\n", "run.sh"), None, Given()).precision == "fp16"
     with pytest.raises(PlannerError, match="fsdp_size"):
-        read(_file(tmp_path, f"N=8\n{ENGINE}engine.fsdp_size=4\n", "run.sh"), None, Given())
+        read(written(tmp_path, f"N=8\n{ENGINE}engine.fsdp_size=4\n", "run.sh"), None, Given())
 
 
 def test_a_pattern_is_no_answer(tmp_path: Path) -> None:
     text = f'N=$(python count.py)\n[[ "$N" =~ ^[1-9][0-9]*$ ]] || exit 1\n{ENGINE.replace("=32", "=$((N * 2))")}\n'
     said = Given()
-    read(_file(tmp_path, text, "run.sh"), None, said)
+    read(written(tmp_path, text, "run.sh"), None, said)
     assert [one.choices for one in said.questions if one.name == "N"] == [()]
 
 
 def test_settings_in_a_namespace_of_the_program(tmp_path: Path) -> None:
     text = SFT.replace("model = Auto", 'from types import SimpleNamespace\ncfg = SimpleNamespace(cut=256, micro=3)\nmodel = Auto')
     text = text.replace("max_length=2048", "max_length=cfg.cut").replace("batch_size=2", "batch_size=cfg.micro")
-    found = read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
-    assert (_names(found), found.sequence_length, found.fields["micro_batch_size"]) == ([], 256, 3)
+    found = read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+    assert (asked_for(found), found.sequence_length, found.fields["micro_batch_size"]) == ([], 256, 3)
 
 
 @pytest.mark.parametrize("word", ["--pre_seq_len 128", "--num_virtual_tokens 20"])
 def test_prefixes_that_are_trained_alone_are_refused(tmp_path: Path, word: str) -> None:
     """P-tuning of ChatGLM trains no weight of the model; it stood among what the plan does not hold."""
-    file = _file(tmp_path, COMMAND.replace("\n", f" --max_length 512 {word}\n"), "run.sh")
+    file = written(tmp_path, COMMAND.replace("\n", f" --max_length 512 {word}\n"), "run.sh")
     with pytest.raises(PlannerError, match=word.split()[0].strip("-")):
         read(file, None, Given())
 
@@ -276,8 +265,8 @@ cluster: {gpus_per_node: 4, num_nodes: 1}
 @pytest.mark.parametrize("command", ["uv run python", "uv run", "poetry run python"])
 def test_a_program_that_a_package_manager_runs(tmp_path: Path, command: str) -> None:
     """With overrides of hydra and no option it was no command."""
-    _file(tmp_path, NEMO, "sft.yaml")
-    file = _file(tmp_path, f"{command} examples/run_sft.py policy.train_micro_batch_size=8 cluster.gpus_per_node=8\n", "run.sh")
+    written(tmp_path, NEMO, "sft.yaml")
+    file = written(tmp_path, f"{command} examples/run_sft.py policy.train_micro_batch_size=8 cluster.gpus_per_node=8\n", "run.sh")
     found = read(file, None, Given())
     assert (found.num_gpus, found.fields["micro_batch_size"], found.fields["tp"]) == (8, 8, 2)
 
@@ -290,7 +279,7 @@ SECTIONS += "training_args: {per_device_train_batch_size: 8, gradient_checkpoint
 def test_sections_of_a_program_beside_the_arguments_of_a_trainer(tmp_path: Path) -> None:
     """They were listed, or refused with an answer that imported the job without adapters."""
     with pytest.raises(PlannerError, match="its sections sft_args, lora say"):
-        read(_file(tmp_path, SECTIONS, "job.yaml"), None, Given(num_gpus=1))
+        read(written(tmp_path, SECTIONS, "job.yaml"), None, Given(num_gpus=1))
 
 
 TUNE = """
@@ -310,10 +299,10 @@ enable_activation_checkpointing: true
 
 def test_places_of_a_template(tmp_path: Path) -> None:
     """What a template fills in is a text, and a question where it decides."""
-    found = read(_file(tmp_path, TUNE % "2", "job.yaml"), "torchtune", Given(num_gpus=1))
-    assert (_names(found), found.fields["micro_batch_size"], found.sequence_length) == ([], 2, 512)
+    found = read(written(tmp_path, TUNE % "2", "job.yaml"), "torchtune", Given(num_gpus=1))
+    assert (asked_for(found), found.fields["micro_batch_size"], found.sequence_length) == ([], 2, 512)
     said = Given(num_gpus=1)
-    read(_file(tmp_path, TUNE % "{{batch}}", "job.yaml"), "torchtune", said)
+    read(written(tmp_path, TUNE % "{{batch}}", "job.yaml"), "torchtune", said)
     assert [one.name for one in said.questions] == ["batch_size"]
 
 
@@ -331,21 +320,21 @@ DPOTrainer(model, ref_model, args=args, train_dataset=d, peft_config=LoraConfig(
 def test_a_second_model_for_reference_beside_adapters_is_asked_about(tmp_path: Path) -> None:
     """Older TRL holds it, and newer wants force_use_ref_model; the reference of adapters is the frozen weights otherwise."""
     second = 'ref_model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")'
-    file = _file(tmp_path, COMPARED % second, "tune.py")
-    assert _names(read(file, None, Given(num_gpus=1))) == ["ref_model"]
+    file = written(tmp_path, COMPARED % second, "tune.py")
+    assert asked_for(read(file, None, Given(num_gpus=1))) == ["ref_model"]
     assert not read(file, None, Given(num_gpus=1, settings={"ref_model": "false"})).questions
     for none in ("ref_model = None", f"{second}\nlora = True\nif lora:\n    ref_model = None"):
-        assert not read(_file(tmp_path, COMPARED % none, "tune.py"), None, Given(num_gpus=1)).questions
+        assert not read(written(tmp_path, COMPARED % none, "tune.py"), None, Given(num_gpus=1)).questions
 
 
 @pytest.mark.parametrize("option", ["ds_config_path", "ds_config", "deepspeed_config_file"])
 def test_a_file_of_deepspeed_by_a_name_of_the_program(tmp_path: Path, option: str) -> None:
     """A program that hands its engine the file itself."""
-    _file(tmp_path, STARTED % option, "tune.py")
+    written(tmp_path, STARTED % option, "tune.py")
     text = COMMAND.replace("\n", f" --gradient_accumulation_steps 1 --{option} conf/zero.json\n")
-    found = read(_file(tmp_path, text, "run.sh"), None, Given(sequence_length=1024))
-    assert "deepspeed" in _names(found)
-    _file(tmp_path, '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}', "conf/zero.json")
+    found = read(written(tmp_path, text, "run.sh"), None, Given(sequence_length=1024))
+    assert "deepspeed" in asked_for(found)
+    written(tmp_path, '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}', "conf/zero.json")
     found = read(tmp_path / "run.sh", None, Given(sequence_length=1024))
     assert found.fields["zero"] == 3 and found.fields["offload_optimizer"] and not found.unread
 
@@ -357,177 +346,3 @@ args = parser.parse_args()
 model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
 engine, *rest = deepspeed.initialize(model=model, config=args.%s)
 """
-
-
-def test_another_step_is_refused_by_the_argument_that_says_so(tmp_path: Path) -> None:
-    text = "base_model: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 1\ntotal_episodes: 100\n"
-    with pytest.raises(PlannerError, match="PPO is not modelled, and total_episodes"):
-        read(_file(tmp_path, text + "bf16: true\n", "run.yaml"), "trl", Given(num_gpus=1, sequence_length=512))
-
-
-OWN_OPTIONS = """
-from dataclasses import dataclass
-from peft import AdaLoraConfig, AutoPeftModelForCausalLM, LoraConfig
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, TrainingArguments
-from trl import SFTTrainer
-@dataclass
-class Own:
-    model_name: str = "meta-llama/Llama-2-7b-hf"
-    per_device_train_batch_size: int = 1
-    quantise: int = 1
-    use_4bit: bool = True
-    lora_r: int = 64
-    lora_dropout: float = 0.1
-    method: str = "lora"
-    gradient_checkpointing: bool = True
-    max_seq_length: int = 400
-    merge: bool = False
-own = HfArgumentParser(Own).parse_args_into_dataclasses()[0]
-def make(args):
-    bits = BitsAndBytesConfig(load_in_4bit=args.use_4bit) if args.quantise == 1 else None
-    return AutoModelForCausalLM.from_pretrained(args.model_name, quantization_config=bits)
-if own.method == "lora":
-    adapters = LoraConfig(r=own.lora_r, lora_dropout=own.lora_dropout, target_modules=["q_proj", "v_proj"])
-else:
-    adapters = AdaLoraConfig(target_r=own.lora_r, lora_dropout=own.lora_dropout, target_modules=["q_proj", "v_proj"])
-training = TrainingArguments(per_device_train_batch_size=own.per_device_train_batch_size%s)
-trainer = SFTTrainer(model=make(own), args=training, peft_config=adapters, max_seq_length=own.max_seq_length)
-trainer.train()
-if own.merge:
-    model = AutoPeftModelForCausalLM.from_pretrained("out", torch_dtype="bfloat16").merge_and_unload()
-"""
-
-
-def test_a_model_that_is_loaded_behind_the_training_is_merged(tmp_path: Path) -> None:
-    """Of two loads neither was read: the bits of the one that trains were asked for as a dtype."""
-    _file(tmp_path, OWN_OPTIONS % "", "tune.py")
-    run = _file(tmp_path, "python tune.py --quantise 1 --method lora --merge True\n", "run.sh")
-    found = read(run, None, Given(num_gpus=1))
-    assert (found.frozen_weights, found.lora_rank, found.questions) == ("nf4", 64, ())
-    assert not [one for one in found.unread if one.startswith("quantise")]  # what the model is loaded under
-
-
-def test_options_that_a_program_hands_to_nothing(tmp_path: Path) -> None:
-    """gradient_checkpointing is an option of the program that its trainer never hears of: on by its default it was read as on."""
-    run = _file(tmp_path, "python tune.py --quantise 1\n", "run.sh")
-    for handed, recompute in (("", 0), (", gradient_checkpointing=own.gradient_checkpointing", 2)):
-        _file(tmp_path, OWN_OPTIONS % handed, "tune.py")
-        assert read(run, None, Given(num_gpus=1)).fields["recompute"] == recompute
-    _file(tmp_path, OWN_OPTIONS % "", "tune.py")
-    found = read(_file(tmp_path, "python tune.py --gradient_checkpointing True\n", "run.sh"), None, Given(num_gpus=1))
-    assert _names(found) == ["gradient_checkpointing"]
-
-
-def test_a_field_that_two_calls_are_given(tmp_path: Path) -> None:
-    """It keeps its default: it is handed on under its own name."""
-    file = _file(tmp_path, OWN_OPTIONS % "", "tune.py")
-    assert not read(file, None, Given(num_gpus=1, settings={"fsdp": "no_shard"})).questions
-
-
-def test_the_stage_of_a_program_with_sections_is_not_llama_factorys(tmp_path: Path) -> None:
-    """Its message said to switch the bits of the section off."""
-    text = "stage: dpo\ndataset: {path: a.jsonl}\nmodel: {name_or_path: Qwen/Qwen2.5-7B}\n"
-    text += "training: {per_device_train_batch_size: 1, bf16: true}\n"
-    file = _file(tmp_path, text + "qlora: {load_in_4bit: true}\nlora: {r: 16, alpha: 32}\n", "own.yaml")
-    with pytest.raises(PlannerError, match="sections qlora, lora say what a program of its own makes of the model"):
-        read(file, None, Given(num_gpus=1))
-
-
-WHOLE_SECTIONS = """
-import yaml
-from peft import LoraConfig
-from trl import SFTConfig, SFTTrainer
-def load_config(path):
-    return yaml.safe_load(open(path))
-def train(model, data, config):
-    args = SFTConfig(output_dir="out", **config["training"])
-    trainer = SFTTrainer(model=model, args=args, train_dataset=data, peft_config=LoraConfig(**config["lora"]))
-    trainer.train()
-"""
-SAID = {
-    "torch_dtype": "bfloat16", "use_peft": "true", "lora_r": "32", "lora_target_modules": "all-linear", "optim": "adamw_8bit",
-    "max_length": "2048", "fp16": "false", "per_device_train_batch_size": "4", "gradient_accumulation_steps": "4",
-    "gradient_checkpointing": "true", "bf16": "true", "fsdp": "no_shard",
-}  # fmt: skip
-
-
-def test_what_stands_in_sections_that_are_handed_on_whole_is_asked_about(tmp_path: Path) -> None:
-    """Rank 8 on q and v, 1024 tokens and Adam were taken by default."""
-    file = _file(tmp_path, WHOLE_SECTIONS, "tune.py")
-    first = read(file, None, Given(num_gpus=1))
-    assert {"torch_dtype", "lora_r", "lora_target_modules", "max_length", "optim", "fp16"} <= set(_names(first))
-    assert "load_in_4bit" in " ".join(map(str, first.questions))
-    found = read(file, None, Given(num_gpus=1, model="llama-8b", settings=SAID))
-    assert (found.lora_rank, found.lora_targets, found.sequence_length, found.optimizer) == (32, "all", 2048, "adam_8bit")
-    bits = {name: value for name, value in SAID.items() if name != "torch_dtype"} | {"load_in_4bit": "true"}
-    found = read(file, None, Given(num_gpus=1, model="llama-8b", settings=bits))
-    assert (found.frozen_weights, _names(found)) == ("nf4", [])
-
-
-def test_a_function_that_is_called_like_the_method_of_a_trainer(tmp_path: Path) -> None:
-    """train(load_config(...)) beside trainer.train(): what it is given was not followed."""
-    words = 'per_device_train_batch_size=2, max_length=config["training"]["cut"], bf16=True, gradient_checkpointing=True'
-    text = WHOLE_SECTIONS.replace('**config["training"]', words)
-    text = text.replace('**config["lora"]', 'r=config["lora"]["rank"], target_modules="all-linear"')
-    _file(tmp_path, "training: {cut: 512}\nlora: {rank: 4}\n", "own.yaml")
-    file = _file(tmp_path, text + 'train(None, None, load_config("own.yaml"))\n', "tune.py")
-    said = {name: SAID[name] for name in ("torch_dtype", "use_peft", "fsdp")}
-    found = read(file, None, Given(num_gpus=1, model="llama-8b", settings=said))
-    assert (found.lora_rank, found.sequence_length) == (4, 512)
-
-
-def test_settings_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
-    """A model and sections for generation were a training with every value at its default."""
-    text = "model_name_or_path: Qwen/Qwen2.5-1.5B\ndataset_path: a.jsonl\ngeneration: {max_new_tokens: 256}\n"
-    file = _file(tmp_path, text, "eval.yaml")
-    with pytest.raises(PlannerError, match="no argument of a training beside it"):
-        read(file, None, Given(num_gpus=1))
-
-
-def test_a_program_whose_trainer_stands_in_modules(tmp_path: Path) -> None:
-    """It was no configuration of anything, whatever it imports from its project."""
-    text = WHOLE_SECTIONS.replace('**config["lora"]', "r=4, target_modules=['q_proj', 'v_proj']")
-    _file(tmp_path, text.replace('**config["training"]', 'max_length=config["cut"]'), "own/tuning.py")
-    _file(tmp_path, "", "own/__init__.py")
-    main = 'from own.tuning import load_config, train\nif __name__ == "__main__":\n    train(None, None, load_config("own.yaml"))\n'
-    _file(tmp_path, "cut: 512\n", "own.yaml")
-    said = {name: SAID[name] for name in ("torch_dtype", "use_peft", "fsdp", "per_device_train_batch_size")}
-    found = read(_file(tmp_path, main, "main.py"), None, Given(num_gpus=1, model="llama-8b", settings=said))
-    assert (found.lora_rank, found.sequence_length) == (4, 512)
-
-
-def test_bits_under_a_condition_that_is_not_known_are_asked_about(tmp_path: Path) -> None:
-    """They were on whatever the settings say."""
-    text = SFT.replace('dtype="bfloat16")', 'quantization_config=bits, dtype="bfloat16")')
-    for under, asked in (("if cfg.use_qlora:", True), ("if True:", False)):
-        made = f"bits = None\n{under}\n    bits = BitsAndBytesConfig(load_in_4bit=True)\nmodel = Auto"
-        file = _file(tmp_path, text.replace("model = Auto", made), "tune.py")
-        found = read(file, None, Given(num_gpus=1))
-        assert ("load_in_4bit" in _names(found)) is asked
-        assert asked or found.frozen_weights.startswith("nf4")
-    file = _file(tmp_path, text.replace("model = Auto", made.replace("True:", "cfg.use_qlora:")), "tune.py")
-    assert read(file, None, Given(num_gpus=1, settings={"load_in_4bit": "false"})).frozen_weights == "bf16"
-
-
-def test_a_script_that_a_shell_of_srun_starts(tmp_path: Path) -> None:
-    """It was followed behind bash alone."""
-    _file(tmp_path, OPTIONS % ("SFT", "SFT"), "tune.py")
-    _file(tmp_path, COMMAND, "inner.sh")
-    run = _file(tmp_path, "#!/bin/bash\n#SBATCH --nodes=1\nsrun --kill-on-bad-exit=1 bash inner.sh\n", "run.sh")
-    found = read(run, None, Given(sequence_length=512))
-    assert (found.fields["dp"], found.fields["micro_batch_size"]) == (2, 2)
-
-
-def test_of_two_loads_of_a_model_the_one_with_bits_is_not_taken_unasked(tmp_path: Path) -> None:
-    text = SFT.replace('model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype="bfloat16")', TWO_LOADS)
-    file = _file(tmp_path, text, "tune.py")
-    assert "load_in_4bit" in _names(read(file, None, Given(num_gpus=1)))
-    for answer, weights in (("true", "nf4"), ("false", "bf16")):
-        assert read(file, None, Given(num_gpus=1, settings={"load_in_4bit": answer})).frozen_weights == weights
-
-
-TWO_LOADS = """if cfg.use_4bit:
-    bits = BitsAndBytesConfig(load_in_4bit=True)
-    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", quantization_config=bits)
-else:
-    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype="bfloat16")"""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from import_files import written
 
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
@@ -17,18 +18,11 @@ RECIPE = "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 1024\nbf16: true\nper_d
 RECIPE += "gradient_checkpointing: true\nlogging_steps: 1\n"
 
 
-def _file(folder: Path, text: str, name: str = "run.sh") -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
 def _gpus(folder: Path, header: str, launch: str = "--num_processes $WORLD_SIZE", between: str = COUNTED) -> int | None:
-    _file(folder, DDP, "ddp.yaml")
+    written(folder, DDP, "ddp.yaml")
     lines = "".join(f"#SBATCH {one}\n" for one in header.split(";") if one)
     text = f"#!/bin/bash\n{lines}{between}accelerate launch --config_file ddp.yaml {launch} {WORDS}\n"
-    return read(_file(folder, text), "transformers", Given()).num_gpus
+    return read(written(folder, text, "run.sh"), "transformers", Given()).num_gpus
 
 
 @pytest.mark.parametrize(
@@ -56,11 +50,11 @@ def test_arithmetic_over_what_only_the_environment_sets_is_open(tmp_path: Path) 
     assert evaluate("A=$((count + 1))", "a.sh", {}).variables.text("A") == "1"  # of the script itself: 0 where it is not set
     assert "size" in (evaluate("A=$((8 / size))", "a.sh", {}).variables.text("A") or "")
     with pytest.raises(OpenQuestionsError, match="--gpus N"):
-        to_plan(read(_file(tmp_path, _script(tmp_path)), "transformers", Given()))
+        to_plan(read(written(tmp_path, _script(tmp_path), "run.sh"), "transformers", Given()))
 
 
 def _script(folder: Path, count: str = "$WORLD_SIZE") -> str:
-    _file(folder, DDP, "ddp.yaml")
+    written(folder, DDP, "ddp.yaml")
     return f"{COUNTED}accelerate launch --config_file ddp.yaml --num_processes {count} {WORDS}\n"
 
 
@@ -69,13 +63,13 @@ def test_no_process_on_the_command_line_is_a_question(tmp_path: Path) -> None:
     assert _gpus(tmp_path, "--nodes=1", "--num_processes 2") == 2
     assert _gpus(tmp_path, "--nodes=1", "") == 8
     with pytest.raises(OpenQuestionsError, match="--gpus N"):
-        to_plan(read(_file(tmp_path, _script(tmp_path, "0")), "transformers", Given()))
+        to_plan(read(written(tmp_path, _script(tmp_path, "0"), "run.sh"), "transformers", Given()))
 
 
 def _recipe(folder: Path, command: str, place: str = "recipes/own/README.md", document: str = "") -> Reading:
-    _file(folder, DDP, "recipes/accelerate_configs/ddp.yaml")
-    _file(folder, document or f"Run it:\n```\n{command}\n```\n", place)
-    return read(_file(folder, RECIPE, "recipes/own/sft/config.yaml"), "trl", Given())
+    written(folder, DDP, "recipes/accelerate_configs/ddp.yaml")
+    written(folder, document or f"Run it:\n```\n{command}\n```\n", place)
+    return read(written(folder, RECIPE, "recipes/own/sft/config.yaml"), "trl", Given())
 
 
 LAUNCH = "accelerate launch --config_file recipes/accelerate_configs/ddp.yaml"
@@ -117,9 +111,9 @@ def test_a_script_beside_a_recipe_is_named_and_its_other_ways_counted(tmp_path: 
 
 def test_machines_of_a_command_say_the_gpus_of_a_node(tmp_path: Path) -> None:
     hybrid = "distributed_type: FSDP\nnum_processes: 8\nnum_machines: 1\nfsdp_config:\n  fsdp_sharding_strategy: HYBRID_SHARD\n"
-    _file(tmp_path, hybrid, "ddp.yaml")
+    written(tmp_path, hybrid, "ddp.yaml")
     command = f"accelerate launch --config_file ddp.yaml --num_processes 16 --num_machines 4 {WORDS}\n"
-    found = read(_file(tmp_path, command), "transformers", Given())
+    found = read(written(tmp_path, command, "run.sh"), "transformers", Given())
     assert found.num_gpus == 16 and found.fields["dp_shard"] == 4
 
 
@@ -127,10 +121,10 @@ def test_a_missing_file_of_settings_is_asked_for_together_with_the_model(tmp_pat
     also = r"--set config_file=FILE .*; --model NAME \(only where that file names a checkpoint of your own\)$"
     command = "accelerate launch --num_processes 4 sft.py --config gone/sft.yaml"
     with pytest.raises(OpenQuestionsError, match=also):
-        read(_file(tmp_path, command), "trl", Given())
+        read(written(tmp_path, command, "run.sh"), "trl", Given())
     for text, said in ((f"{command} --model_name_or_path Qwen/Qwen3-8B", Given()), (command, Given(model="qwen3-8b"))):
         with pytest.raises(OpenQuestionsError, match="import that file") as raised:
-            read(_file(tmp_path, text), "trl", said)
+            read(written(tmp_path, text, "run.sh"), "trl", said)
         assert [one.name for one in raised.value.questions] == ["config_file"]
 
 
@@ -150,7 +144,7 @@ DPOTrainer(model=model, ref_model=None, args=arguments, train_dataset=data).trai
 def test_a_missing_file_that_a_program_reads_is_asked_for_together_with_the_model(tmp_path: Path) -> None:
     for model, asked in (('config["name"]', ["config_file", "--model NAME"]), ('"Qwen/Qwen3-8B"', ["config_file"])):
         with pytest.raises(OpenQuestionsError) as raised:
-            to_plan(read(_file(tmp_path, PROGRAM.replace("MODEL", model), "dpo.py"), None, Given()))
+            to_plan(read(written(tmp_path, PROGRAM.replace("MODEL", model), "dpo.py"), None, Given()))
         assert [one.name for one in raised.value.questions] == asked
 
 
@@ -158,6 +152,6 @@ def test_a_missing_file_that_a_program_reads_is_asked_for_together_with_the_mode
 def test_all_devices_of_litgpt_are_those_of_the_batch_header(tmp_path: Path, header: str, gpus: int | None) -> None:
     text = "checkpoint_dir: checkpoints/google/gemma-2-9b\ndevices: auto\nnum_nodes: 2\nlora_r: 8\nprecision: bf16-true\n"
     text += "train: {global_batch_size: 32, micro_batch_size: 1, max_seq_length: 1024}\n"
-    _file(tmp_path, text, "lora.yaml")
+    written(tmp_path, text, "lora.yaml")
     command = f"#!/bin/bash\n#SBATCH --nodes=2\n{header}srun litgpt finetune_lora --config lora.yaml\n"
-    assert read(_file(tmp_path, command), None, Given()).num_gpus == gpus
+    assert read(written(tmp_path, command, "run.sh"), None, Given()).num_gpus == gpus

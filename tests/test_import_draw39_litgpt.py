@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from import_files import asked_for, written
 
 from planner.cost.own_terms import OwnTerms
 from planner.errors import PlannerError
@@ -12,17 +13,6 @@ from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given
-
-
-def _file(folder: Path, text: str, name: str = "job.yaml") -> Path:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-    return folder / name
-
-
-def _names(found: Reading) -> list[str]:
-    return [one.name for one in found.questions]
-
 
 TUNE = """
 model: {_component_: torchtune.models.qwen3.qwen3_8b_instruct}
@@ -45,7 +35,7 @@ CHECKPOINTS = "enable_activation_checkpointing: true\n"
 
 
 def _tune(folder: Path, more: str, said: Given | None = None) -> Reading:
-    return read(_file(folder, TUNE + more), None, said or Given())
+    return read(written(folder, TUNE + more), None, said or Given())
 
 
 @pytest.mark.parametrize("line", [
@@ -55,37 +45,37 @@ def _tune(folder: Path, more: str, said: Given | None = None) -> Reading:
 def test_words_of_forks_of_torchtune_are_asked_about(tmp_path: Path, line: str) -> None:
     name = line.partition(":")[0]
     found = _tune(tmp_path, f"{CHECKPOINTS}{line}\n")
-    assert _names(found) == [name]
+    assert asked_for(found) == [name]
     without = found.questions[0].choices[0]
-    assert _names(_tune(tmp_path, f"{CHECKPOINTS}{line}\n", Given(settings={name: without}))) == []
+    assert asked_for(_tune(tmp_path, f"{CHECKPOINTS}{line}\n", Given(settings={name: without}))) == []
 
 
 def test_words_of_torchtune_itself_are_not(tmp_path: Path) -> None:
     more = "expert_parallel_degree: 1\nexpert_cpu_offload: false\nnative_fsdp_grad_reduce: null\nfsdp_reshard_after_forward: true\n"
     found = _tune(tmp_path, CHECKPOINTS + more)
-    assert _names(found) == [] and found.fields["recompute"] == Recompute.FULL and found.fields["zero"] == 3
+    assert asked_for(found) == [] and found.fields["recompute"] == Recompute.FULL and found.fields["zero"] == 3
     assert _tune(tmp_path, "fsdp_reshard_after_forward: false\n").fields["zero"] == 2
 
 
 @pytest.mark.parametrize("device", ["xpu", "npu", "cpu"])
 def test_a_device_that_no_profile_is_of_is_asked_about(tmp_path: Path, device: str) -> None:
-    _file(tmp_path, TUNE.replace("device: cuda", f"device: {device}"))
-    assert _names(read(tmp_path / "job.yaml")) == ["device"]
-    assert _names(read(tmp_path / "job.yaml", None, Given(settings={"device": "cuda"}))) == []
+    written(tmp_path, TUNE.replace("device: cuda", f"device: {device}"))
+    assert asked_for(read(tmp_path / "job.yaml")) == ["device"]
+    assert asked_for(read(tmp_path / "job.yaml", None, Given(settings={"device": "cuda"}))) == []
 
 
 def test_selective_recompute_of_torchtune_is_asked_about(tmp_path: Path) -> None:
-    assert _names(_tune(tmp_path, "ac_mode: selective\nac_option: 2\n")) == ["ac_mode"]
+    assert asked_for(_tune(tmp_path, "ac_mode: selective\nac_option: 2\n")) == ["ac_mode"]
     assert _tune(tmp_path, "ac_mode: full\n").fields["recompute"] == Recompute.FULL
     assert _tune(tmp_path, f"{CHECKPOINTS}ac_mode: full\n").fields["recompute"] == Recompute.NONE  # as its recipe has it
     lora = TUNE.replace("qwen3_8b_instruct", "lora_qwen3_8b_instruct")
-    assert read(_file(tmp_path, f"{lora}ac_mode: full\n")).fields["recompute"] == Recompute.NONE
+    assert read(written(tmp_path, f"{lora}ac_mode: full\n")).fields["recompute"] == Recompute.NONE
 
 
 def test_shards_of_torchtune_count_its_gpus(tmp_path: Path) -> None:
     more = "data_parallel_replicate_dim: 2\n"
     text = TUNE.replace("data_parallel_shard_dim: -1", "data_parallel_shard_dim: 4")
-    found = read(_file(tmp_path, text + more))
+    found = read(written(tmp_path, text + more))
     assert (found.num_gpus, found.fields["dp"], found.fields["dp_shard"]) == (8, 8, 4)
     with pytest.raises(PlannerError, match="8 GPUs, but it runs on 16"):
         read(tmp_path / "job.yaml", None, Given(num_gpus=16))
@@ -93,7 +83,7 @@ def test_shards_of_torchtune_count_its_gpus(tmp_path: Path) -> None:
 
 def test_mixtures_of_torchtune_have_their_names(tmp_path: Path) -> None:
     text = TUNE.replace("models.qwen3.qwen3_8b_instruct", "models.qwen3_moe.qwen3_30b_a3b")
-    found = read(_file(tmp_path, text))
+    found = read(written(tmp_path, text))
     assert found.model is not None and found.model.name == "qwen3-30b-a3b"
 
 
@@ -110,8 +100,8 @@ HEAD = "adapters on 'lm_head' are not priced"
 
 
 def test_adapters_of_litgpt_on_the_head_are_noted(tmp_path: Path) -> None:
-    assert any(HEAD in one for one in read(_file(tmp_path, LORA % ("true", ""))).notes)
-    assert not any(HEAD in one for one in read(_file(tmp_path, LORA % ("false", ""))).notes)
+    assert any(HEAD in one for one in read(written(tmp_path, LORA % ("true", ""))).notes)
+    assert not any(HEAD in one for one in read(written(tmp_path, LORA % ("false", ""))).notes)
 
 
 @pytest.mark.parametrize(("beside", "trainer", "note"), [
@@ -123,15 +113,15 @@ def test_adapters_of_litgpt_on_the_head_are_noted(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_lora_of_litgpt_is_that_of_the_checkout(tmp_path: Path, beside: dict[str, str], trainer: str, note: str) -> None:
     for name, text in beside.items():
-        _file(tmp_path, text, name)
-    found = read(_file(tmp_path, LORA % ("false", ""), "config_hub/lora.yaml"))
+        written(tmp_path, text, name)
+    found = read(written(tmp_path, LORA % ("false", ""), "config_hub/lora.yaml"))
     assert found.trainer == trainer
     assert [note in one for one in found.notes if "LoRA" in one] == ([True] if note else [])
 
 
 def test_the_base_of_litgpt_lies_in_fp32_under_mixed_precision(tmp_path: Path) -> None:
-    assert read(_file(tmp_path, LORA % ("false", ""))).frozen_weights == "fp32"
-    assert read(_file(tmp_path, (LORA % ("false", "")).replace("bf16-mixed", "bf16-true"))).frozen_weights == "bf16"
+    assert read(written(tmp_path, LORA % ("false", ""))).frozen_weights == "fp32"
+    assert read(written(tmp_path, (LORA % ("false", "")).replace("bf16-mixed", "bf16-true"))).frozen_weights == "bf16"
 
 
 @pytest.mark.parametrize(("words", "refused"), [
@@ -142,9 +132,9 @@ def test_four_bits_of_litgpt_are_of_one_gpu_without_mixed_precision(tmp_path: Pa
     job = re.sub(r"devices:.*\n", "", LORA % ("false", "")).replace("bf16-mixed", f"{words}\nquantize: bnb.nf4")
     if refused:
         with pytest.raises(PlannerError, match=refused):
-            read(_file(tmp_path, job))
+            read(written(tmp_path, job))
     else:
-        assert read(_file(tmp_path, job)).frozen_weights == "nf4"
+        assert read(written(tmp_path, job)).frozen_weights == "nf4"
 
 
 def test_frozen_weights_of_litgpt_have_gradients_in_flat_parameters_alone() -> None:
@@ -157,13 +147,13 @@ def test_frozen_weights_of_litgpt_have_gradients_in_flat_parameters_alone() -> N
 
 def test_the_word_of_litgpt_ties_both_ways(tmp_path: Path) -> None:
     def tied(text: str) -> bool:
-        return to_plan(read(_file(tmp_path, text))).workload.model.tied_embeddings
+        return to_plan(read(written(tmp_path, text))).workload.model.tied_embeddings
 
     pretrain = LORA.replace("checkpoint_dir: checkpoints/meta-llama/", "model_name: ").replace("lora_r: 8\n", "")
     assert tied(pretrain % ("false", "true"))
     assert not tied(pretrain % ("false", ""))  # although the published model is
     assert not tied(LORA % ("false", ""))
-    own = read(_file(tmp_path, (pretrain % ("false", "")).replace("Llama-3.2-1B", "own")))
+    own = read(written(tmp_path, (pretrain % ("false", "")).replace("Llama-3.2-1B", "own")))
     assert not to_plan(own, {"model": "llama-3.2-1b"}).workload.model.tied_embeddings
 
 
@@ -174,11 +164,11 @@ SWIFT = (
 
 
 def test_ms_swift_builds_layers_that_predict_further_tokens_by_its_word(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, SWIFT % "", "a.sh"))
+    found = read(written(tmp_path, SWIFT % "", "a.sh"))
     assert found.model is not None and found.model.mtp_layers == 0 and "mtp_num_layers is not said" in found.notes[-1]
-    plan = to_plan(read(_file(tmp_path, (SWIFT % "").replace("GLM-4.5-Air", "own"), "b.sh")), {"model": "glm-4.5-air"})
+    plan = to_plan(read(written(tmp_path, (SWIFT % "").replace("GLM-4.5-Air", "own"), "b.sh")), {"model": "glm-4.5-air"})
     assert plan.workload.model.mtp_layers == 0
-    said = read(_file(tmp_path, SWIFT % " --mtp_num_layers 1", "c.sh"))
+    said = read(written(tmp_path, SWIFT % " --mtp_num_layers 1", "c.sh"))
     assert said.model is not None and said.model.mtp_layers == 1 and len(said.notes) == 1
 
 
@@ -201,16 +191,16 @@ finetune(config=config)
 
 
 def test_what_a_part_of_a_recipe_of_megatron_bridge_says_is_asked(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, PART, "tune.py"), None, Given(num_gpus=8, model="qwen3-8b"))
-    assert _names(found)[:3] == ["ddp.grad_reduce_in_fp32", "optimizer.optimizer", "optimizer.use_precision_aware_optimizer"]
+    found = read(written(tmp_path, PART, "tune.py"), None, Given(num_gpus=8, model="qwen3-8b"))
+    assert asked_for(found)[:3] == ["ddp.grad_reduce_in_fp32", "optimizer.optimizer", "optimizer.use_precision_aware_optimizer"]
     said = {"optimizer.optimizer": "adam", "optimizer.use_precision_aware_optimizer": "true", "optimizer.exp_avg_dtype": "bf16",
             "ddp.grad_reduce_in_fp32": "false"}  # fmt: skip
     found = read(tmp_path / "tune.py", None, Given(num_gpus=8, model="qwen3-8b", settings=said))
-    assert (_names(found), found.sequence_length, found.fields["tp"]) == ([], 4096, 2)
+    assert (asked_for(found), found.sequence_length, found.fields["tp"]) == ([], 4096, 2)
 
 
 def test_options_of_a_command_that_are_not_applied_are_named(tmp_path: Path) -> None:
-    _file(tmp_path, PART, "tune.py")
+    written(tmp_path, PART, "tune.py")
     script = 'torchrun --nproc_per_node=8 tune.py --tp 2 --optimizer-type "$2" --packed-sequence 1\n'
     with pytest.raises(PlannerError, match=r"import tune.py, and --set .* not applied: --tp 2, --optimizer_type \$\{2\}, --packed"):
-        read(_file(tmp_path, script, "go.sh"))
+        read(written(tmp_path, script, "go.sh"))

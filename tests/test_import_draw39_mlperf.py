@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from import_files import written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
@@ -25,19 +26,13 @@ export EXPERT_PARALLEL=4
 """
 
 
-def _file(folder: Path, name: str, text: str) -> Path:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-    return folder / name
-
-
 def _adapters(folder: Path, more: str = "", **settings: str) -> Reading:
-    file = _file(folder, "llama2_70b_lora/config_P9_1x8x1_fp4.sh", FOUR_BITS + more)
+    file = written(folder, FOUR_BITS + more, "llama2_70b_lora/config_P9_1x8x1_fp4.sh")
     return read(file, None, Given(settings=settings))
 
 
 def _experts(folder: Path, text: str = EXPERTS, **settings: str) -> Reading:
-    file = _file(folder, "gpt_oss/config_P5_1x8x3.sh", text)
+    file = written(folder, text, "gpt_oss/config_P5_1x8x3.sh")
     return read(file, None, Given(model="gpt-oss-20b", sequence_length=8192, settings=settings))
 
 
@@ -109,7 +104,7 @@ def test_a_precision_that_the_usual_gpu_has_not_asks_for_the_hardware(tmp_path: 
 
 def test_a_default_of_mlperfs_yaml_in_quotes(tmp_path: Path) -> None:
     lines = "  tensor_model_parallel_size: ${oc.decode:${oc.env:TP,1}}\n  fp8_recipe: ${oc.decode:${oc.env:FP8_RECIPE,'delayed'}}\n"
-    _file(tmp_path, "llama2_70b_lora/conf/peft.yaml", f"model:\n{lines}")
+    written(tmp_path, f"model:\n{lines}", "llama2_70b_lora/conf/peft.yaml")
     found = _adapters(tmp_path, "export FP4=False FP8=True PRE_QUANTIZED_MODEL=False\n")
     assert (found.precision, found.frozen_weights) == ("fp8", "bf16")
 
@@ -130,7 +125,7 @@ cross_entropy_loss_fusion: true
 
 
 def _adapter(folder: Path, more: str, **settings: str) -> Reading:
-    return read(_file(folder, "job.yaml", ADAPTER + more), None, Given(settings=settings))
+    return read(written(folder, ADAPTER + more, "job.yaml"), None, Given(settings=settings))
 
 
 def test_what_llama_factorys_adapter_cannot_price_is_asked_with_the_rest(tmp_path: Path) -> None:

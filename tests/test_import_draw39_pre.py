@@ -3,23 +3,13 @@
 from pathlib import Path
 
 import pytest
+from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError
-
-
-def _file(folder: Path, text: str, name: str) -> Path:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-    return folder / name
-
-
-def _names(found: Reading) -> list[str]:
-    return [one.name for one in found.questions]
-
 
 NEMO = """
 import nemo_run as run
@@ -35,17 +25,17 @@ recipe.data.global_batch_size = 16
 
 def test_none_takes_back_what_a_recipe_of_nemo_says(tmp_path: Path) -> None:
     line = "recipe.trainer.strategy.virtual_pipeline_model_parallel_size = None\n"
-    assert read(_file(tmp_path, NEMO, "a.py")).fields["vpp"] == 5
-    assert read(_file(tmp_path, NEMO + line, "b.py")).fields.get("vpp", 1) == 1
+    assert read(written(tmp_path, NEMO, "a.py")).fields["vpp"] == 5
+    assert read(written(tmp_path, NEMO + line, "b.py")).fields.get("vpp", 1) == 1
     under = f"import sys\n{NEMO}if len(sys.argv) > 1:\n    {line}"
-    assert read(_file(tmp_path, under, "c.py")).fields["vpp"] == 5  # only a condition says so
+    assert read(written(tmp_path, under, "c.py")).fields["vpp"] == 5  # only a condition says so
 
 
 def test_a_word_of_the_precision_plugin_does_not_take_back_its_recipe(tmp_path: Path) -> None:
     eight = "recipe.trainer.plugins = bf16_with_fp8_mixed()\n"
     both = f"{eight}recipe.trainer.plugins.grad_reduce_in_fp32 = False\n"
-    assert read(_file(tmp_path, NEMO + eight, "a.py")).precision == "fp8"
-    found = read(_file(tmp_path, NEMO + both, "b.py"))
+    assert read(written(tmp_path, NEMO + eight, "a.py")).precision == "fp8"
+    found = read(written(tmp_path, NEMO + both, "b.py"))
     assert (found.precision, found.trainer) == ("fp8", "nemo+gradient_dtype=bf16+tp_overlap=off")
 
 
@@ -64,8 +54,8 @@ export FP8_PARAMS=True
 
 def test_recompute_of_mlperf_under_the_short_names_of_its_nemo_1(tmp_path: Path) -> None:
     path = "llama2_70b_lora/config_MI300X_2x8x1.sh"
-    assert read(_file(tmp_path, MLPERF, path)).fields["recompute"] == Recompute.NONE
-    found = read(_file(tmp_path, f"{MLPERF}export ACG=full && export ACM=block && export ACL=21\n", path))
+    assert read(written(tmp_path, MLPERF, path)).fields["recompute"] == Recompute.NONE
+    found = read(written(tmp_path, f"{MLPERF}export ACG=full && export ACM=block && export ACL=21\n", path))
     assert (found.fields["recompute"], found.fields["recompute_layers"]) == (Recompute.FULL, 21)
 
 
@@ -90,16 +80,16 @@ tokens: {sequence_length: 1024, micro_batch_size: 4, batch_accumulation_per_repl
 )
 def test_states_of_nanotron_that_no_plan_has_are_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
     with pytest.raises(PlannerError, match=says):
-        read(_file(tmp_path, NANOTRON.replace(old, new), "a.yaml"))
+        read(written(tmp_path, NANOTRON.replace(old, new), "a.yaml"))
     full = NANOTRON.replace("bfloat16", "float32").replace("in_fp32: true", "in_fp32: false")
-    assert read(_file(tmp_path, full, "a.yaml")).precision == "fp32"
+    assert read(written(tmp_path, full, "a.yaml")).precision == "fp32"
 
 
 def test_layers_of_a_fork_of_nanotron_are_asked_with_the_model(tmp_path: Path) -> None:
-    assert _names(read(_file(tmp_path, NANOTRON, "a.yaml"))) == []
+    assert asked_for(read(written(tmp_path, NANOTRON, "a.yaml"))) == []
     own = NANOTRON.replace("z_loss_enabled: false", "memory_segment_length: 256")
-    found = read(_file(tmp_path, own, "a.yaml"))
-    assert _names(found) == ["--model NAME"] and "memory_segment_length" in found.questions[0].about
+    found = read(written(tmp_path, own, "a.yaml"))
+    assert asked_for(found) == ["--model NAME"] and "memory_segment_length" in found.questions[0].about
 
 
 @pytest.mark.parametrize(
@@ -111,14 +101,14 @@ def test_layers_of_a_fork_of_nanotron_are_asked_with_the_model(tmp_path: Path) -
     ],
 )
 def test_a_script_that_starts_nanotron_is_its_file(tmp_path: Path, command: str) -> None:
-    _file(tmp_path, NANOTRON, "configs/a.yaml")
-    found = read(_file(tmp_path, f"#!/bin/bash\n{command}\n", "slurm/train.sh"))
+    written(tmp_path, NANOTRON, "configs/a.yaml")
+    found = read(written(tmp_path, f"#!/bin/bash\n{command}\n", "slurm/train.sh"))
     assert (found.trainer, found.num_gpus, found.fields["pp"], found.global_batch_size) == ("nanotron", 8, 2, 256)
 
 
 def test_a_script_that_starts_nanotron_on_other_gpus_is_refused(tmp_path: Path) -> None:
-    _file(tmp_path, NANOTRON, "a.yaml")
-    script = _file(tmp_path, "torchrun --nproc_per_node=4 run_train.py --config-file a.yaml\n", "train.sh")
+    written(tmp_path, NANOTRON, "a.yaml")
+    script = written(tmp_path, "torchrun --nproc_per_node=4 run_train.py --config-file a.yaml\n", "train.sh")
     with pytest.raises(PlannerError, match="= 8 GPUs, but its command starts 4"):
         read(script)
 
@@ -133,30 +123,30 @@ devices: 8
 
 
 def test_litgpt_without_a_precision_trains_over_fp32_masters(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, LITGPT % "false", "a.yaml"))
+    found = read(written(tmp_path, LITGPT % "false", "a.yaml"))
     assert found.precision == "bf16" and found.model is not None and not found.model.tied_embeddings
-    tied = read(_file(tmp_path, LITGPT % "true", "a.yaml"))
+    tied = read(written(tmp_path, LITGPT % "true", "a.yaml"))
     assert tied.model is not None and tied.model.tied_embeddings
 
 
 def test_words_that_litgpt_does_not_have_are_asked_about(tmp_path: Path) -> None:
-    file = _file(tmp_path, f"{LITGPT % 'false'}oft_block_size: 256\n", "a.yaml")
-    assert _names(read(file)) == ["oft_block_size"]
-    assert _names(read(file, None, Given(settings={"oft_block_size": "false"}))) == []
-    sizes = read(_file(tmp_path, f"{LITGPT % 'false'}model_config: {{name: own, n_layer: 4, n_embd: 512}}\n", "a.yaml"))
+    file = written(tmp_path, f"{LITGPT % 'false'}oft_block_size: 256\n", "a.yaml")
+    assert asked_for(read(file)) == ["oft_block_size"]
+    assert asked_for(read(file, None, Given(settings={"oft_block_size": "false"}))) == []
+    sizes = read(written(tmp_path, f"{LITGPT % 'false'}model_config: {{name: own, n_layer: 4, n_embd: 512}}\n", "a.yaml"))
     assert sizes.model is None and "model_config" in (sizes.model_name or "")
 
 
 def test_commands_of_litgpt(tmp_path: Path) -> None:
-    _file(tmp_path, LITGPT % "false", "a.yaml")
+    written(tmp_path, LITGPT % "false", "a.yaml")
     script = "litgpt pretrain --config a.yaml --train.micro_batch_size 2\n"
-    found = read(_file(tmp_path, script, "pre.sh"))
+    found = read(written(tmp_path, script, "pre.sh"))
     assert (found.num_gpus, found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (8, 2, 32)
     script = "litgpt finetune_lora Qwen/Qwen3-8B --devices 1 --train.max_seq_length 2048 --lora_r 32 --precision bf16-true\n"
-    found = read(_file(tmp_path, f': "${{KEY:?not set}}"\n{script}', "lora.sh"))
+    found = read(written(tmp_path, f': "${{KEY:?not set}}"\n{script}', "lora.sh"))
     assert (found.lora_rank, found.sequence_length, found.precision, found.global_batch_size) == (32, 2048, "bf16_true", 16)
     with pytest.raises(PlannerError, match="litgpt pretrain_own is not modelled"):
-        read(_file(tmp_path, "litgpt pretrain_own --config a.yaml\n", "own.sh"))
+        read(written(tmp_path, "litgpt pretrain_own --config a.yaml\n", "own.sh"))
 
 
 def test_words_for_experts_of_deepspeed_say_nothing_of_dense_layers(tmp_path: Path) -> None:
@@ -166,8 +156,8 @@ def test_words_for_experts_of_deepspeed_say_nothing_of_dense_layers(tmp_path: Pa
         "--num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 4 --global-batch-size 128 "
         f"--vocab-size 64000 --bf16 --deepspeed --zero-stage 1 --num-experts 1 {words}\n"
     )
-    found = read(_file(tmp_path, script, "a.sh"))
-    assert _names(found) == [] and not [one for one in found.unread if "moe" in one]
+    found = read(written(tmp_path, script, "a.sh"))
+    assert asked_for(found) == [] and not [one for one in found.unread if "moe" in one]
 
 
 @pytest.mark.parametrize(("words", "unfused"), [("", True), ("--use-flash-attn-v2", False), ("--use-flash-attn-triton", False)])
@@ -177,7 +167,7 @@ def test_megatron_deepspeed_over_zero_2_has_scores_in_memory(tmp_path: Path, wor
         "--max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 128 --vocab-size 64000 --bf16 --deepspeed "
         f"--zero-stage 2 --no-pipeline-parallel {words}\n"
     )
-    assert ("attention_kernel=unfused" in read(_file(tmp_path, script, "a.sh")).trainer) is unfused
+    assert ("attention_kernel=unfused" in read(written(tmp_path, script, "a.sh")).trainer) is unfused
 
 
 MINDSPEED = """
@@ -194,8 +184,8 @@ torchrun --nproc_per_node 8 --nnodes 2 posttrain_gpt.py --tensor-model-parallel-
 
 def test_words_of_mindspeed_for_latent_attention_and_data(tmp_path: Path) -> None:
     words = "--stage sft --is-instruction-dataset --prompt-type deepseek2 --padded-samples"
-    found = read(_file(tmp_path, f"{MINDSPEED}  {words}\n", "a.sh"))
-    assert _names(found) == [] and found.model is not None
+    found = read(written(tmp_path, f"{MINDSPEED}  {words}\n", "a.sh"))
+    assert asked_for(found) == [] and found.model is not None
     sizes = (found.model.kv_lora_rank, found.model.qk_nope_head_dim, found.model.qk_rope_head_dim, found.model.num_dense_layers)
     assert (found.model.name, sizes) == ("deepseek-v2-lite", (512, 128, 64, 1))
 
@@ -203,7 +193,7 @@ def test_words_of_mindspeed_for_latent_attention_and_data(tmp_path: Path) -> Non
 def test_a_stage_of_mindspeed_that_is_another_step_is_refused(tmp_path: Path) -> None:
     words = "--stage dpo --dpo-loss-type sigmoid --is-pairwise-dataset"
     with pytest.raises(PlannerError, match="--stage dpo trains with DPO"):
-        read(_file(tmp_path, f"{MINDSPEED}  {words}\n", "a.sh"))
+        read(written(tmp_path, f"{MINDSPEED}  {words}\n", "a.sh"))
 
 
 def test_an_assignment_that_leads_to_another_does_not_fail(tmp_path: Path) -> None:
@@ -211,7 +201,7 @@ def test_an_assignment_that_leads_to_another_does_not_fail(tmp_path: Path) -> No
         "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads $HEADS "
         "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8 --vocab-size 32000 --bf16\n"
     )
-    found = read(_file(tmp_path, script, "a.sh"))
+    found = read(written(tmp_path, script, "a.sh"))
     assert found.model is not None and (found.model.num_layers, found.model.hidden_size, found.model.num_heads) == (4, 512, 8)
 
 
@@ -219,9 +209,9 @@ def test_an_assignment_that_leads_to_another_does_not_fail(tmp_path: Path) -> No
 def test_words_of_a_fork_of_nanotron_for_stages_and_recompute_are_refused(tmp_path: Path, word: str) -> None:
     own, name = NANOTRON.replace("pp_engine: 1f1b", f"pp_engine: 1f1b, {word}"), word.partition(":")[0]
     with pytest.raises(PlannerError, match=f"parallelism.{name} is .*--set parallelism.{name}=null"):
-        read(_file(tmp_path, own, "a.yaml"))
+        read(written(tmp_path, own, "a.yaml"))
     off = NANOTRON.replace("pp_engine: 1f1b", f"pp_engine: 1f1b, {name}: false")
-    assert read(_file(tmp_path, off, "a.yaml")).fields["pp"] == 2
+    assert read(written(tmp_path, off, "a.yaml")).fields["pp"] == 2
 
 
 BRIDGE = """
@@ -240,12 +230,12 @@ def test_a_recipe_in_an_annotated_assignment_and_under_another_name(tmp_path: Pa
     plain = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
     other = BRIDGE % ("qwen3_8b_pretrain_config as pretrain_config", "pretrain_config")
     for text in (plain, other):
-        found = read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
+        found = read(written(tmp_path, text, "a.py"), None, Given(num_gpus=16))
         assert (found.model and found.model.name, found.global_batch_size) == ("qwen3-8b", 32)
 
 
 def test_a_recipe_that_nobody_knows_is_one_question(tmp_path: Path) -> None:
-    file = _file(tmp_path, BRIDGE % ("qwen3_9b_pretrain_config as pretrain_config", "pretrain_config"), "a.py")
+    file = written(tmp_path, BRIDGE % ("qwen3_9b_pretrain_config as pretrain_config", "pretrain_config"), "a.py")
     with pytest.raises(PlannerError, match=r"--set recipe=.*'qwen3_9b_pretrain_config' is not among.*--gpus N"):
         read(file)
     found = read(file, None, Given(num_gpus=16, settings={"recipe": "qwen3_8b_pretrain_config"}))
@@ -257,8 +247,8 @@ def test_nanotron_with_norms_of_queries_and_keys_is_qwen_3(tmp_path: Path) -> No
     qwen = "is_qwen2_config: true, _use_qk_norm: true, hidden_size: 5120, num_hidden_layers: 40, num_attention_heads: 40"
     own = f"{qwen}, head_dim: 128, num_key_value_heads: 8, intermediate_size: 17408, max_position_embeddings: 40960"
     text = NANOTRON.replace(sizes, f"{own}, rms_norm_eps: 1.0e-06").replace("10000.0", "1000000.0").replace("32000", "151936")
-    found = read(_file(tmp_path, text, "a.yaml"))
-    assert found.model is not None and found.model.name == "qwen3-14b" and _names(found) == []
+    found = read(written(tmp_path, text, "a.yaml"))
+    assert found.model is not None and found.model.name == "qwen3-14b" and asked_for(found) == []
 
 
 TITAN = """
@@ -280,7 +270,7 @@ mode = "full"
 
 @pytest.mark.parametrize("word", ["swap_optimizer", "early_step_in_backward"])
 def test_switches_of_torchtitans_optimizer_that_decide_memory_are_refused(tmp_path: Path, word: str) -> None:
-    file = _file(tmp_path, TITAN % f"{word} = true\nswap_optimizer_times = 16", "a.toml")
+    file = written(tmp_path, TITAN % f"{word} = true\nswap_optimizer_times = 16", "a.toml")
     with pytest.raises(PlannerError, match=f"optimizer.{word} decides memory.*--set optimizer.{word}=false"):
         read(file)
     assert read(file, None, Given(settings={f"optimizer.{word}": "false"})).num_gpus == 8
@@ -290,14 +280,14 @@ def test_gradients_that_wait_for_the_backward_pass(tmp_path: Path) -> None:
     late = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
     for value, off in (("False", True), ("True", False)):
         text = late.replace("config.train.global_batch_size = 32", f"config.ddp.overlap_grad_reduce = {value}")
-        found = read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
+        found = read(written(tmp_path, text, "a.py"), None, Given(num_gpus=16))
         assert ("gradient_overlap=off" in found.trainer) is off
 
 
 def _bridge(tmp_path: Path, line: str) -> Reading:
     late = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
     text = late.replace("config.train.global_batch_size = 32", f"config.{line}")
-    return read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
+    return read(written(tmp_path, text, "a.py"), None, Given(num_gpus=16))
 
 
 @pytest.mark.parametrize(("line", "word"), [
@@ -313,7 +303,7 @@ def test_words_of_a_program_of_megatron_bridge_that_decide_time(tmp_path: Path, 
 def test_layers_and_states_of_a_program_of_megatron_bridge(tmp_path: Path) -> None:
     further = _bridge(tmp_path, "model.mtp_num_layers = 1").model
     assert further is not None and further.mtp_layers == 1
-    assert _names(_bridge(tmp_path, "model.window_size = (128, 0)")) == ["--model NAME"]
+    assert asked_for(_bridge(tmp_path, "model.window_size = (128, 0)")) == ["--model NAME"]
     aware = "optimizer.use_precision_aware_optimizer = True\n    config.optimizer."
     for line, why in (
         ("dist.use_torch_fsdp2 = True", "--set dist.use_torch_fsdp2=false"),
@@ -334,7 +324,7 @@ cluster: {gpus_per_node: 8, num_nodes: 1}
 
 def test_nemo_rl_turns_no_overlap_of_tensor_parallel_layers_on(tmp_path: Path) -> None:
     text = RL % "megatron_cfg: {enabled: true, tensor_model_parallel_size: 4, sequence_parallel: true}"
-    assert "tp_overlap=off" in read(_file(tmp_path, text, "sft.yaml")).trainer
+    assert "tp_overlap=off" in read(written(tmp_path, text, "sft.yaml")).trainer
 
 
 def test_a_precision_that_deepspeed_turns_off_is_asked(tmp_path: Path) -> None:
@@ -344,12 +334,12 @@ def test_a_precision_that_deepspeed_turns_off_is_asked(tmp_path: Path) -> None:
         "--max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 128 --vocab-size 64000 --bf16 --deepspeed "
         "--deepspeed_config ds.json\n"
     )
-    file = _file(tmp_path, script, "a.sh")
+    file = written(tmp_path, script, "a.sh")
     with pytest.raises(OpenQuestionsError, match="--set bf16=true"):
         read(file)
     for value, precision in (("true", "bf16"), ("false", "fp32")):
         found = read(file, None, Given(settings={"bf16": value}))
-        assert (_names(found), found.precision) == ([], precision)
+        assert (asked_for(found), found.precision) == ([], precision)
 
 
 @pytest.mark.parametrize(("spec", "asked"), [
@@ -362,11 +352,11 @@ def test_layers_of_a_forks_own_spec_are_asked(tmp_path: Path, spec: str, asked: 
         "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 128 --bf16 --vocab-size 50304 "
         f"--tensor-model-parallel-size 1 --spec megatron.core.models.gpt.{spec} --moe-token-drop-policy probs\n"
     )
-    file = _file(tmp_path, script, "a.sh")
+    file = written(tmp_path, script, "a.sh")
     if asked:
         with pytest.raises(OpenQuestionsError, match="--model NAME .--spec is an architecture"):
             read(file)
-    assert _names(read(file, None, Given(model="pythia-410m" if asked else None))) == []
+    assert asked_for(read(file, None, Given(model="pythia-410m" if asked else None))) == []
 
 
 @pytest.mark.parametrize(("line", "name"), [
@@ -378,7 +368,7 @@ def test_weights_that_a_strategy_of_nemo_hands_to_an_fsdp_are_refused(tmp_path: 
         "recipe = llm.llama3_8b.pretrain_recipe(name='x', num_nodes=2, num_gpus_per_node=8)\n"
         f"recipe.trainer.strategy.{line}\nrun.run(recipe, executor=run.LocalExecutor(ntasks_per_node=8))\n"
     )
-    file = _file(tmp_path, script, "a.py")
+    file = written(tmp_path, script, "a.py")
     with pytest.raises(PlannerError, match=f"--set {name}=false"):
         read(file)
     assert read(file, None, Given(settings={name: "false"})).num_gpus == 16
@@ -387,8 +377,8 @@ def test_weights_that_a_strategy_of_nemo_hands_to_an_fsdp_are_refused(tmp_path: 
 def test_a_section_of_adapters_that_torchtitan_does_not_have_is_refused(tmp_path: Path) -> None:
     text = TITAN % ""
     with pytest.raises(PlannerError, match="lora decides memory.*--set lora=false"):
-        read(_file(tmp_path, f"{text}[lora]\nrank = 8\n", "a.toml"))
-    assert read(_file(tmp_path, f"{text}[lora]\nenable = false\n[notes]\nrank = 8\n", "b.toml")).num_gpus == 8
+        read(written(tmp_path, f"{text}[lora]\nrank = 8\n", "a.toml"))
+    assert read(written(tmp_path, f"{text}[lora]\nenable = false\n[notes]\nrank = 8\n", "b.toml")).num_gpus == 8
 
 
 @pytest.mark.parametrize(("section", "micro"), [
@@ -399,5 +389,5 @@ def test_a_section_of_adapters_that_torchtitan_does_not_have_is_refused(tmp_path
 ])
 def test_micro_batches_that_nemo_rl_fills_by_tokens(tmp_path: Path, section: str, micro: int) -> None:
     text = RL % f"dtensor_cfg: {{enabled: true, tensor_parallel_size: 2}}, {section}"
-    found = read(_file(tmp_path, text, "sft.yaml"))
+    found = read(written(tmp_path, text, "sft.yaml"))
     assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (micro, 16 // micro)

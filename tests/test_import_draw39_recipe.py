@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from import_files import written
 
 from planner.errors import PlannerError
 from planner.model import ModelSpec
@@ -20,13 +21,6 @@ MLPERF = (
 """The YAML of an implementation: what each variable is where no script sets it."""
 
 
-def _file(folder: Path, name: str, text: str) -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
-
-
 def _read(file: Path, **settings: str) -> Reading:
     return read(file, None, Given(settings=settings))
 
@@ -37,8 +31,8 @@ def _values(found: Reading, *names: str) -> list[object]:
 
 def _adapters(folder: Path, text: str, place: str = "llama2_70b_lora", conf: str = MLPERF) -> Path:
     if conf:
-        _file(folder / place, "src/conf/peft.yaml", conf)
-    return _file(folder / place, "config_MI300X_1x8x1.sh", f"export DGXNNODES=1\nexport DGXNGPU=8 MINIBS=1\n{text}\n")
+        written(folder / place, conf, "src/conf/peft.yaml")
+    return written(folder / place, f"export DGXNNODES=1\nexport DGXNGPU=8 MINIBS=1\n{text}\n", "config_MI300X_1x8x1.sh")
 
 
 def test_recompute_of_mlperfs_adapters_by_its_short_names(tmp_path: Path) -> None:
@@ -58,13 +52,13 @@ def test_what_mlperfs_adapters_run_with(tmp_path: Path) -> None:
 
 def test_virtual_stages_of_mlperf_that_no_script_sets(tmp_path: Path) -> None:
     text = "export DGXNNODES=64 MINIBS=64 TENSOR_MODEL_PARALLEL=4 PIPELINE_MODEL_PARALLEL=8 MICRO_BATCH_SIZE=1 FP8=True\n"
-    file = _file(tmp_path / "gpt3", "config_DGXH100_64x8x64x4x8.sh", text)
+    file = written(tmp_path / "gpt3", text, "config_DGXH100_64x8x64x4x8.sh")
     with pytest.raises(OpenQuestionsError, match="--set INTERLEAVED_PIPELINE=VALUE"):
         _read(file)
     assert _read(file, INTERLEAVED_PIPELINE="0").fields["vpp"] == 1
-    _file(tmp_path / "gpt3", "conf/custom.yaml", MLPERF)
+    written(tmp_path / "gpt3", MLPERF, "conf/custom.yaml")
     assert _read(file).fields["vpp"] == 12
-    _file(tmp_path / "gpt3", file.name, f"{text}export FP8_PARAM_GATHER=True\n")
+    written(tmp_path / "gpt3", f"{text}export FP8_PARAM_GATHER=True\n", file.name)
     assert "fp8_param_gather=on" in _read(file).trainer
 
 
@@ -78,7 +72,7 @@ def test_a_job_whose_name_has_another_ending_and_keeps_its_command(tmp_path: Pat
         'model.global_batch_size=8 model.peft.peft_scheme="lora" ++model.optim.name="fused_adam"',
     )
     text = f"#!/bin/bash\n#SBATCH --nodes=1\nGPUS=4\nNODES=1\nread -r -d '' cmd <<EOF\n  {command}\nEOF\n"
-    found = _read(_file(tmp_path, "sft.slrm", f"{text}srun singularity run --nv nemo.simg $cmd\n"))
+    found = _read(written(tmp_path, f"{text}srun singularity run --nv nemo.simg $cmd\n", "sft.slrm"))
     assert _values(found, "tp", "num_gpus", "global_batch_size", "lora_rank", "lora_targets") == [4, 4, 8, 32, "qkv"]
     assert "tp_overlap=off" in found.trainer  # ub_tp_comm_overlap of NeMo 1 is false
 
@@ -86,12 +80,12 @@ def test_a_job_whose_name_has_another_ending_and_keeps_its_command(tmp_path: Pat
 def test_overlap_of_nemo_1_where_its_yaml_says_so(tmp_path: Path) -> None:
     overrides = "model.tensor_model_parallel_size=2 model.sequence_parallel=true model.ub_tp_comm_overlap=true"
     text = f"GPUS=8 NODES=1\n{NEMO_1.format('megatron_gpt_pretraining.py', overrides)}"
-    assert "tp_overlap" not in _read(_file(tmp_path, "pretrain.sh", f"{text}\n")).trainer
+    assert "tp_overlap" not in _read(written(tmp_path, f"{text}\n", "pretrain.sh")).trainer
 
 
 def test_a_variable_of_a_nemo_1_job_can_be_answered(tmp_path: Path) -> None:
     text = NEMO_1.format("megatron_gpt_pretraining.py", "model.micro_batch_size=2").replace("$NODES", "$NNODE")
-    file = _file(tmp_path, "gpt.sh", f"GPUS=8\n{text}")
+    file = written(tmp_path, f"GPUS=8\n{text}", "gpt.sh")
     assert "NNODE" in [one.name for one in _read(file).questions]
     assert _read(file, NNODE="2").num_gpus == 16
 
@@ -99,7 +93,7 @@ def test_a_variable_of_a_nemo_1_job_can_be_answered(tmp_path: Path) -> None:
 def test_dpo_of_nemo_aligner_asks_for_all_at_once(tmp_path: Path) -> None:
     text = "python Aligner/examples/nlp/gpt/train_gpt_dpo.py trainer.devices=8 trainer.num_nodes=1 +model.global_batch_size=8\n"
     with pytest.raises(OpenQuestionsError, match=r"--model NAME .*--sequence-length S"):
-        _read(_file(tmp_path, "dpo.sh", text))
+        _read(written(tmp_path, text, "dpo.sh"))
 
 
 @pytest.mark.parametrize(
@@ -116,14 +110,14 @@ def test_sizes_of_its_own_in_a_script_of_nemo_2(tmp_path: Path, config: str) -> 
         "data = llm.SquadDataModule(seq_length=2048, micro_batch_size=2, global_batch_size=8)\n"
         "llm.finetune(model=model, data=data, trainer=trainer)\n"
     )
-    file = _file(tmp_path, "ft.py", text)
+    file = written(tmp_path, text, "ft.py")
     assert [one.name for one in _read(file).questions] == ["--model NAME"]
-    whole = _file(tmp_path, "whole.py", text.replace("num_layers: int = 4", "seed: int = 4").replace("num_layers=4", ""))
+    whole = written(tmp_path, text.replace("num_layers: int = 4", "seed: int = 4").replace("num_layers=4", ""), "whole.py")
     assert not _read(whole).questions
 
 
 def _bridge(folder: Path, text: str, recipe: str = "llama3_8b_pretrain_config", gpus: int = 8) -> Reading:
-    file = _file(folder, "override.yaml", f"train: {{train_iters: 10}}\n{text}")
+    file = written(folder, f"train: {{train_iters: 10}}\n{text}", "override.yaml")
     return read(file, "megatron-bridge", Given(num_gpus=gpus, settings={"recipe": recipe}))
 
 
@@ -150,7 +144,7 @@ def test_sections_of_a_yaml_over_a_recipe_that_no_plan_has(tmp_path: Path, text:
     with pytest.raises(PlannerError, match=says):
         _bridge(tmp_path, text)
     with pytest.raises(PlannerError, match=says):  # before a recipe is asked for
-        read(_file(tmp_path, "own.yaml", text), "megatron-bridge", Given())
+        read(written(tmp_path, text, "own.yaml"), "megatron-bridge", Given())
 
 
 FORK = (
@@ -169,21 +163,21 @@ def test_a_recipe_that_a_fork_of_megatron_bridge_holds(tmp_path: Path) -> None:
         "def main():\n    cfg: ConfigContainer = pretrain_config()\n    cfg.dataset.sequence_length = 4096\n"
         "    cfg.train.micro_batch_size = 1\n"
     )
-    file = _file(tmp_path, "examples/own/pretrain_own.py", text)
+    file = written(tmp_path, text, "examples/own/pretrain_own.py")
     with pytest.raises(PlannerError, match="'pretrain_config' is not among the published ones"):
         _read(file)
-    _file(tmp_path, "src/megatron/bridge/recipes/llama/llama3_8b.py", FORK)
+    written(tmp_path, FORK, "src/megatron/bridge/recipes/llama/llama3_8b.py")
     read_ = read(file, None, Given(model="llama-3-8b", num_gpus=8))
     assert _values(read_, "tp", "dp", "sequence_length", "global_batch_size", "micro_batch_size") == [4, 2, 4096, 64, 1]
     file.write_text(f"{text}    cfg = OmegaConf.merge(cfg, OmegaConf.load(args.config_file or 'own.yaml'))\n")
-    _file(tmp_path, "examples/own/conf/own.yaml", "model: {tensor_model_parallel_size: 2}\ntrain: {global_batch_size: 16}\n")
+    written(tmp_path, "model: {tensor_model_parallel_size: 2}\ntrain: {global_batch_size: 16}\n", "examples/own/conf/own.yaml")
     assert _values(read(file, None, Given(model="llama-3-8b", num_gpus=8)), "tp", "global_batch_size") == [2, 16]
 
 
 def test_a_program_that_names_arguments_of_megatron_is_no_shell_script(tmp_path: Path) -> None:
     text = 'HELP = """\n    --tensor-model-parallel-size 4 --num-layers 32\n"""\nprint((1))\n'
     with pytest.raises(PlannerError, match="a Python program that names arguments of Megatron"):
-        _read(_file(tmp_path, "launch.py", text))
+        _read(written(tmp_path, text, "launch.py"))
 
 
 def test_the_update_of_torchtune_is_in_the_backward_pass_where_its_yaml_says_so(tmp_path: Path) -> None:
@@ -194,7 +188,7 @@ def test_the_update_of_torchtune_is_in_the_backward_pass_where_its_yaml_says_so(
     )
     found = []
     for said in ("", "optimizer_in_bwd: true\n"):
-        reading = read(_file(tmp_path, "full.yaml", text + said), None, Given(num_gpus=4))
+        reading = read(written(tmp_path, text + said, "full.yaml"), None, Given(num_gpus=4))
         found.append(to_plan(reading).prediction.memory_peak_gib)
     assert found[0] > found[1] + 1  # 8 billion gradients of 2 bytes over 4 ranks wait for the update
 
@@ -204,20 +198,20 @@ SFT = TRAINER + " model.partial_pretrain=Qwen/Qwen3-0.6B data.train_batch_size=6
 
 
 def test_micro_batches_of_verl_that_all_ranks_share(tmp_path: Path) -> None:
-    file = _file(tmp_path, "own/run.sh", SFT.format("verl", "data.micro_batch_size=8"))
+    file = written(tmp_path, SFT.format("verl", "data.micro_batch_size=8"), "own/run.sh")
     assert _values(_read(file), "micro_batch_size", "num_microbatches", "recompute") == [4, 8, 2]
     around = "data: {{micro_batch_size{}: 4, max_length: 2048}}\nmodel: {{enable_gradient_checkpointing: false}}\n"
-    _file(tmp_path, "verl/trainer/config/sft_trainer.yaml", around.format(""))
+    written(tmp_path, around.format(""), "verl/trainer/config/sft_trainer.yaml")
     assert _values(_read(file), "micro_batch_size", "sequence_length", "recompute") == [4, 2048, 0]
-    _file(tmp_path, "verl/trainer/config/sft_trainer.yaml", around.format("_per_gpu"))  # verl since 0.2 reads this word alone
+    written(tmp_path, around.format("_per_gpu"), "verl/trainer/config/sft_trainer.yaml")  # verl since 0.2 reads this word alone
     assert _read(file).fields["micro_batch_size"] == 4
-    each = _file(tmp_path, "own/run.sh", SFT.format("verl", "data.micro_batch_size_per_gpu=8"))
+    each = written(tmp_path, SFT.format("verl", "data.micro_batch_size_per_gpu=8"), "own/run.sh")
     assert _read(each).fields["micro_batch_size"] == 8
 
 
 def test_the_sft_trainer_of_a_renamed_verl(tmp_path: Path) -> None:
     words = "data.micro_batch_size_per_gpu=4 ulysses_sequence_parallel_size=2"
-    found = _read(_file(tmp_path, "run.sh", SFT.format("own_verl", words)))
+    found = _read(written(tmp_path, SFT.format("own_verl", words), "run.sh"))
     assert _values(found, "trainer", "cp", "micro_batch_size", "num_gpus") == ["verl", 2, 4, 2]
 
 
@@ -235,9 +229,9 @@ def test_a_configuration_of_torchtitan_compiles_what_it_says(tmp_path: Path, sai
         "        training=TrainingConfig(local_batch_size=1, seq_len=8192),\n"
         "        parallelism=ParallelismConfig(data_parallel_shard_degree=4, tensor_parallel_degree=2))\n"
     )
-    assert ("compile=off" not in _read(_file(tmp_path, "llama3/config_registry.py", text)).trainer) == compiled
+    assert ("compile=off" not in _read(written(tmp_path, text, "llama3/config_registry.py")).trainer) == compiled
     text = text.replace(f"return Trainer.Config({said}", "config = Trainer.Config(")
-    changed = _file(tmp_path, "llama3/config_registry.py", f"{text}    config.compile.enable = {compiled}\n    return config\n")
+    changed = written(tmp_path, f"{text}    config.compile.enable = {compiled}\n    return config\n", "llama3/config_registry.py")
     assert ("compile=off" not in _read(changed).trainer) == compiled
 
 
@@ -248,7 +242,7 @@ def test_nemo_rl_over_megatron_overlaps_no_tensor_parallelism(tmp_path: Path) ->
         "  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, sequence_parallel: true}\n"
         "sft: {max_num_steps: 10}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
     )
-    assert "tp_overlap=off" in _read(_file(tmp_path, "sft.yaml", text)).trainer
+    assert "tp_overlap=off" in _read(written(tmp_path, text, "sft.yaml")).trainer
 
 
 def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
@@ -256,7 +250,7 @@ def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
         "python3 ${HERE}/launcher_scripts/main.py training=own/small \\\n  stages=[training] training.trainer.num_nodes=2 \\\n"
         '  training.model.tokenizer.model=${TOK} training.model.global_batch_size=64 training.run.name="own"\n'
     )
-    job = _file(tmp_path, "examples/run.sh", text)
+    job = written(tmp_path, text, "examples/run.sh")
     with pytest.raises(PlannerError, match="launcher_scripts/conf/training/'own/small'.yaml is not there"):
         _read(job)
     config = (
@@ -264,12 +258,12 @@ def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
         "  tensor_model_parallel_size: 4\n  pipeline_model_parallel_size: 1\n  encoder_seq_length: 2048\n  num_layers: 12\n"
         "  hidden_size: 768\n  num_attention_heads: 12\n  ub_tp_comm_overlap: true\n  tokenizer: {type: GPT2BPETokenizer}\n"
     )
-    _file(tmp_path, "launcher_scripts/conf/training/own/small.yaml", config)
+    written(tmp_path, config, "launcher_scripts/conf/training/own/small.yaml")
     found = _read(job)
     assert _values(found, "tp", "num_gpus", "global_batch_size", "micro_batch_size") == [4, 16, 64, 2]
     assert "tp_overlap" not in found.trainer and not found.questions
     with pytest.raises(PlannerError, match="it starts no stage of NeMo's launcher that trains"):
-        _read(_file(tmp_path, "examples/convert.sh", text.replace("[training]", "[conversion]")))
+        _read(written(tmp_path, text.replace("[training]", "[conversion]"), "examples/convert.sh"))
 
 
 @pytest.mark.parametrize(
@@ -281,16 +275,16 @@ def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_overlap_of_nemo_2_is_a_callback(tmp_path: Path, words: str, added: str, overlaps: bool) -> None:
     text = f"from nemo.collections import llm\nimport nemo_run as run\nrecipe = llm.llama3_70b.pretrain_recipe({words})\n{added}"
-    assert ("tp_overlap=off" not in _read(_file(tmp_path, "train.py", f"{text}run.run(recipe)\n")).trainer) == overlaps
+    assert ("tp_overlap=off" not in _read(written(tmp_path, f"{text}run.run(recipe)\n", "train.py")).trainer) == overlaps
 
 
 def test_stages_of_nemo_2_that_count_the_embedding_and_the_loss(tmp_path: Path) -> None:
     text = "from nemo.collections import llm\nrecipe = llm.llama31_405b.pretrain_recipe(num_nodes=72)\n"
-    found = _read(_file(tmp_path, "train.py", text))
+    found = _read(written(tmp_path, text, "train.py"))
     assert _values(found, "first_stage_layers", "last_stage_layers") == [15, 15]
     changed = f"{text}recipe.trainer.strategy.account_for_loss_in_pipeline_split = False\nrecipe.model.config.mtp_num_layers = 2\n"
     with pytest.raises(PlannerError, match="model.mtp_num_layers is 2"):
-        _read(_file(tmp_path, "other.py", changed))
+        _read(written(tmp_path, changed, "other.py"))
 
 
 def test_layers_of_megatron_bridge_that_predict_more_tokens(tmp_path: Path) -> None:
@@ -300,7 +294,7 @@ def test_layers_of_megatron_bridge_that_predict_more_tokens(tmp_path: Path) -> N
 
 
 def test_a_program_of_a_library_without_a_reader_is_named(tmp_path: Path) -> None:
-    file = _file(tmp_path, "OLMo2-1B.py", "from olmo_core.config import DType\n\n\ndef build():\n    return DType\n")
+    file = written(tmp_path, "from olmo_core.config import DType\n\n\ndef build():\n    return DType\n", "OLMo2-1B.py")
     with pytest.raises(PlannerError, match="a program of OLMo-core, of whose programs this one is not read"):
         _read(file)
 
@@ -316,10 +310,10 @@ NANOTRON = (
 
 
 def test_words_of_nanotron_that_decide_a_layout(tmp_path: Path) -> None:
-    found = _read(_file(tmp_path, "run.yaml", f"{NANOTRON}true}}\n"))
+    found = _read(written(tmp_path, f"{NANOTRON}true}}\n", "run.yaml"))
     assert found.trainer == "nanotron" and isinstance(found.model, ModelSpec) and found.model.qk_norm
-    assert _read(_file(tmp_path, "run.yaml", f"{NANOTRON}false}}\n")).trainer == "nanotron+tp_overlap=off"
-    file = _file(tmp_path, "run.yaml", f"{NANOTRON}true, pp_layer_partition: [3, 5]}}\n")
+    assert _read(written(tmp_path, f"{NANOTRON}false}}\n", "run.yaml")).trainer == "nanotron+tp_overlap=off"
+    file = written(tmp_path, f"{NANOTRON}true, pp_layer_partition: [3, 5]}}\n", "run.yaml")
     with pytest.raises(PlannerError, match="parallelism.pp_layer_partition is .* which no plan of nanotron has"):
         _read(file)
     assert _read(file, **{"parallelism.pp_layer_partition": "null"}).fields["pp"] == 2
@@ -330,9 +324,9 @@ def test_experts_that_are_padded_to_their_capacity(tmp_path: Path) -> None:
     words = "--vocab-size 4096 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --micro-batch-size 1 --bf16"
     padded = "--global-batch-size 16 --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity"
     start = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} {words}"
-    found = _read(_file(tmp_path, "moe.sh", f"{start} {padded}\n"))
+    found = _read(written(tmp_path, f"{start} {padded}\n", "moe.sh"))
     assert found.expert_imbalance == 1.25 and not found.unread
-    dropped = _read(_file(tmp_path, "moe.sh", f"{start} {padded.rpartition(' ')[0]}\n"))
+    dropped = _read(written(tmp_path, f"{start} {padded.rpartition(' ')[0]}\n", "moe.sh"))
     assert dropped.expert_imbalance is None and dropped.unread == ("--moe-expert-capacity-factor 1.25",)
     plan = to_plan(found)
     assert plan.workload.expert_imbalance == 1.25
@@ -343,6 +337,6 @@ def test_experts_that_are_padded_to_their_capacity(tmp_path: Path) -> None:
 def test_frozen_weights_of_nemo_1_in_fp32(tmp_path: Path) -> None:
     words = "model.restore_from_path=/llama2-7b.nemo model.peft.peft_scheme=lora model.megatron_amp_O2=false trainer.precision=bf16"
     command = NEMO_1.format("tuning/megatron_gpt_finetuning.py", words)
-    file = _file(tmp_path, "lora.sh", f"GPUS=8 NODES=1\n{command}")
+    file = written(tmp_path, f"GPUS=8 NODES=1\n{command}", "lora.sh")
     assert [one.name for one in _read(file).questions] == ["model.megatron_amp_O2"]
     assert _read(file, **{"model.megatron_amp_O2": "true"}).frozen_weights == "bf16"

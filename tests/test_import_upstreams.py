@@ -3,23 +3,13 @@
 from pathlib import Path
 
 import pytest
+from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.layout import CpMethod, Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError
-
-
-def _file(folder: Path, text: str, name: str = "job.yaml") -> Path:
-    file = folder / name
-    file.write_text(text)
-    return file
-
-
-def _names(found: Reading) -> list[str]:
-    return [one.name for one in found.questions]
-
 
 SECTIONS = """
 model: Qwen/Qwen3-0.6B
@@ -37,7 +27,7 @@ max_steps: 10
 
 def test_llama_factory_in_sections_of_plugins(tmp_path: Path) -> None:
     """FSDP2 around weights in the dtype that they were published in: no fp32 copy.  [v1/core/model_engine.py, dtype auto]"""
-    found = read(_file(tmp_path, SECTIONS), None, Given(num_gpus=8))
+    found = read(written(tmp_path, SECTIONS), None, Given(num_gpus=8))
     assert (found.trainer, found.model_name, found.precision) == (
         "llama-factory+attention_kernel=best", "Qwen/Qwen3-0.6B", "bf16_true",
     )
@@ -59,7 +49,7 @@ def test_llama_factory_in_sections_of_plugins(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_how_llama_factory_in_sections_is_split(tmp_path: Path, more: str, fields: dict[str, int], precision: str) -> None:
     text = SECTIONS.replace("dist_config: {name: fsdp2, dcp_path: null}\n", "") if more.startswith("dist_config") else SECTIONS
-    found = read(_file(tmp_path, text + more), None, Given(num_gpus=8))
+    found = read(written(tmp_path, text + more), None, Given(num_gpus=8))
     assert ({one: found.fields[one] for one in fields}, found.precision) == (fields, precision)
 
 
@@ -68,14 +58,14 @@ ADAPTERS = "peft_config: {name: lora, r: 16, target_modules: all}\nquant_config:
 
 def test_adapters_and_preferences_of_llama_factory_in_sections(tmp_path: Path) -> None:
     """Double quantisation is its default; which step it is stands on the command line alone."""
-    file = _file(tmp_path, SECTIONS.replace("sft.yaml", "dpo.yaml") + ADAPTERS)
+    file = written(tmp_path, SECTIONS.replace("sft.yaml", "dpo.yaml") + ADAPTERS)
     found = read(file, None, Given(num_gpus=8))
-    assert (found.lora_rank, found.lora_targets, found.frozen_weights, _names(found)) == (16, "all", "nf4_dq", ["stage"])
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights, asked_for(found)) == (16, "all", "nf4_dq", ["stage"])
     for word, objective in (("sft", "lm"), ("dpo", "dpo")):
         assert read(file, None, Given(num_gpus=8, settings={"stage": word})).objective == objective
-        script = _file(tmp_path, f"NPROC_PER_NODE=4 llamafactory-cli {word} job.yaml\n", "run.sh")
+        script = written(tmp_path, f"NPROC_PER_NODE=4 llamafactory-cli {word} job.yaml\n", "run.sh")
         started = read(script, None, Given(num_gpus=4))
-        assert (started.objective, started.num_gpus, _names(started)) == (objective, 4, [])
+        assert (started.objective, started.num_gpus, asked_for(started)) == (objective, 4, [])
 
 
 @pytest.mark.parametrize(("more", "words"), [
@@ -87,7 +77,7 @@ def test_what_llama_factory_in_sections_has_and_no_plan(tmp_path: Path, more: st
     from planner.api import import_config
 
     with pytest.raises(PlannerError, match=words):
-        import_config(_file(tmp_path, SECTIONS + more), gpus=8)
+        import_config(written(tmp_path, SECTIONS + more), gpus=8)
 
 
 MEGATRON = (
@@ -101,15 +91,15 @@ MEGATRON = (
 def test_arguments_that_megatron_makes_of_its_configurations_are_known(tmp_path: Path) -> None:
     """Most are fields of TransformerConfig and its like, of which its parser is built.  [training/arguments.py, 2026-08]"""
     words = " --moe-token-drop-policy probs --muon-momentum 0.95 --no-rope-freq 4 --disable-jit-fuser --most-recent-k 2"
-    found = read(_file(tmp_path, f"{MEGATRON}{words}\n", "run.sh"), None, Given())
-    assert (_names(found), found.unread) == ([], ("--disable-jit-fuser",))
+    found = read(written(tmp_path, f"{MEGATRON}{words}\n", "run.sh"), None, Given())
+    assert (asked_for(found), found.unread) == ([], ("--disable-jit-fuser",))
     with pytest.raises(OpenQuestionsError, match="word_of_a_fork=false"):
-        read(_file(tmp_path, f"{MEGATRON} --word-of-a-fork 3\n", "run.sh"), None, Given())
+        read(written(tmp_path, f"{MEGATRON} --word-of-a-fork 3\n", "run.sh"), None, Given())
 
 
 def test_reinforcement_learning_of_megatron_is_no_pre_training(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="--perform-rl-step decides"):
-        read(_file(tmp_path, f"{MEGATRON} --perform-rl-step --grpo-group-size 8\n", "run.sh"), None, Given())
+        read(written(tmp_path, f"{MEGATRON} --perform-rl-step --grpo-group-size 8\n", "run.sh"), None, Given())
 
 
 PREFERENCES = """
@@ -133,7 +123,7 @@ dtype: bf16
 
 
 def test_preferences_of_torchtune_are_torchtunes(tmp_path: Path) -> None:
-    found = read(_file(tmp_path, PREFERENCES), None, Given(num_gpus=2))
+    found = read(written(tmp_path, PREFERENCES), None, Given(num_gpus=2))
     assert (found.trainer, found.objective, found.lora_rank, found.global_batch_size) == ("torchtune", "dpo", 8, 64)
 
 
@@ -153,7 +143,7 @@ modules:
 def _experiment(folder: Path, model: str, more: str, said: Given | None = None) -> Reading:
     text = EXPERIMENT.replace("MODEL", model).replace("MORE", more)
     (folder / "examples").mkdir(exist_ok=True)
-    return read(_file(folder / "examples", text), None, said or Given(num_gpus=16))
+    return read(written(folder / "examples", text), None, said or Given(num_gpus=16))
 
 
 def test_what_primus_says_in_the_files_of_its_trainers_and_models(tmp_path: Path) -> None:
@@ -167,25 +157,25 @@ def test_what_primus_says_in_the_files_of_its_trainers_and_models(tmp_path: Path
 def test_adapters_of_primus(tmp_path: Path) -> None:
     more = "lora: {enabled: true, dim: 16, alpha: 32, target_modules: [linear_qkv, linear_proj]}"
     text = EXPERIMENT.replace("MODEL", "llama3_8B").replace("MORE", more).replace("pre_trainer.yaml", "sft_trainer.yaml")
-    file = _file(tmp_path, text.replace("      seq_length: 4096\n", ""))
+    file = written(tmp_path, text.replace("      seq_length: 4096\n", ""))
     found = read(file, None, Given(num_gpus=8))
     assert (found.lora_rank, found.lora_targets, found.frozen_weights, found.sequence_length) == (16, "attention", "bf16", 2048)
     assert read(file, None, Given(num_gpus=8, settings={"lora": "false"})).lora_rank == 0
     with pytest.raises(PlannerError, match="these adapters of Primus are not read"):
-        read(_file(tmp_path, text.replace("alpha: 32", "kind: dora")), None, Given(num_gpus=8))
+        read(written(tmp_path, text.replace("alpha: 32", "kind: dora")), None, Given(num_gpus=8))
 
 
 def test_models_of_primus_that_are_no_presets(tmp_path: Path) -> None:
     """Sizes stand in the model's file of the checkout around an experiment, and in the files that it extends."""
     folder = tmp_path / "primus/configs/models/megatron"
     folder.mkdir(parents=True)
-    _file(folder, "swiglu: true\nnormalization: RMSNorm\nadd_bias_linear: false\nposition_embedding_type: rope\n", "base.yaml")
+    written(folder, "swiglu: true\nnormalization: RMSNorm\nadd_bias_linear: false\nposition_embedding_type: rope\n", "base.yaml")
     sizes = "num_layers: 10\nhidden_size: 1024\nnum_attention_heads: 8\nffn_hidden_size: 4096\nvocab_size: 32000\n"
-    _file(folder, f"extends: [base.yaml]\n{sizes}bias_gelu_fusion: false\n", "own_1B.yaml")
+    written(folder, f"extends: [base.yaml]\n{sizes}bias_gelu_fusion: false\n", "own_1B.yaml")
     found = _experiment(tmp_path, "own_1B", "micro_batch_size: 4")
     assert found.model is not None
     assert (found.model.num_layers, found.model.activation, found.unread) == (10, "silu", ())
-    _file(folder, "extends: [own_1B.yaml]\n", "base.yaml")
+    written(folder, "extends: [own_1B.yaml]\n", "base.yaml")
     with pytest.raises(PlannerError, match="at most 8 files"):
         _experiment(tmp_path, "own_1B", "micro_batch_size: 4")
 
@@ -199,11 +189,11 @@ MLPERF = "export DGXNNODES=4\nexport DGXNGPU=8\nexport MINIBS=8\nexport TP=4\nex
 def test_frozen_weights_of_mlperf_are_as_the_settings_beside_say(tmp_path: Path, says: str, frozen: str) -> None:
     folder = tmp_path / "llama2_70b_lora"
     (folder / "conf").mkdir(parents=True)
-    file = _file(folder, MLPERF, "config_DGXH100_4x8x1.sh")
+    file = written(folder, MLPERF, "config_DGXH100_4x8x1.sh")
     with pytest.raises(OpenQuestionsError, match="FP8_PARAMS"):
         read(file, None, Given())
     degrees = "tensor_model_parallel_size: ${oc.decode:${oc.env:TP,1}}"
-    _file(folder / "conf", f"model:\n  {degrees}\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
+    written(folder / "conf", f"model:\n  {degrees}\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
     found = read(file, None, Given())
     assert (found.lora_rank, found.frozen_weights, found.precision) == (16, frozen, "fp8")
 
@@ -211,5 +201,5 @@ def test_frozen_weights_of_mlperf_are_as_the_settings_beside_say(tmp_path: Path,
 def test_pre_training_of_mlperf_gathers_weights_in_fp8(tmp_path: Path) -> None:
     (tmp_path / "gpt3").mkdir()
     text = MLPERF.replace("DGXNNODES=4", "DGXNNODES=16") + "export FP8_PARAMS=True\nexport PP=2\n"
-    found = read(_file(tmp_path / "gpt3", text, "config_DGXH100_16x8x1.sh"), None, Given())
+    found = read(written(tmp_path / "gpt3", text, "config_DGXH100_16x8x1.sh"), None, Given())
     assert "fp8_param_gather=on" in found.trainer and found.fields["zero"] == 1

@@ -13,7 +13,6 @@ import yaml
 
 from planner.commands.main import SentenceError, main
 from planner.errors import PlannerError
-from planner.model import load_model
 from planner.serving.export import sglang_server, trtllm_server, vllm_server
 from planner.serving.export.bench_command import bench_of, ends_of, requests_of
 from planner.serving.export.serve_job import ModelNames, ServeJob
@@ -22,7 +21,6 @@ from planner.serving.flags.flag_check import known_flags, wrong_words
 from planner.serving.plan_pricing import price_again
 from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import Precision, ServingLayout
-from planner.serving.serving_weights import draft_head
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.trainers.checking.started import started
 from tests.hostile import HOSTILE
@@ -94,17 +92,6 @@ def test_vllm_gets_what_was_planned() -> None:
     assert json.loads(follows(words, "--speculative-config")) == {
         "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4,
     }  # fmt: skip
-
-
-def test_a_model_of_its_own_drafts_as_one_and_a_head_as_eagle() -> None:
-    """1B is no head of a 70B model; what an import of EAGLE3 says it reads is."""
-    head = draft_head(load_model("llama-3.1-70b"))
-    for size, named in ((1e9, "STANDALONE"), (head, "EAGLE3")):
-        traffic = replace(TOO_LONG, speculation=replace(DRAFT, draft_parameters=size), input=Lengths.fixed(512))
-        job = ServeJob.of(sample_plan(engine="sglang@0.5.23", traffic=traffic))
-        words = sglang_server.words(job, job.pools[0], ModelNames())
-        assert follows(words, "--speculative-algorithm") == named
-        assert follows(words, "--speculative-draft-model-path") == "$DRAFT_MODEL"
 
 
 def test_sglang_counts_all_ranks_of_a_stage() -> None:
