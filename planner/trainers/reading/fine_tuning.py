@@ -21,6 +21,8 @@ from planner.workload import LORA_WHOLE
 OPTIMIZERS = {
     "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
     "adamw_apex_fused": "adam", "adamw_anyprecision": "adam", "stable_adamw": "adam", "torch.optim.adamw": "adam",
+    "adamw_torch_xla": "adam", "adamw_torch_npu_fused": "adam", "schedule_free_adamw": "adam", "optimi_adamw": "adam",
+    "adopt_adamw": "adam", "ao_adamw_8bit": "adam_8bit", "ao_adamw_fp8": "adam_8bit", "lion_pytorch": "lion",
     "torch.optim.adam": "adam", "fusedadam": "adam", "cpuadam": "adam", "deepspeedcpuadam": "adam",
     "adamw_8bit": "adam_8bit", "adamw_bnb_8bit": "adam_8bit", "adamw_torch_8bit": "adam_8bit", "adamw8bit": "adam_8bit",
     "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
@@ -122,6 +124,8 @@ def reading(job: FineTuning) -> Reading:
     batch = micro * (steps or 1)  # of one replica: to_plan asks for the GPUs first
     if gpus is not None:
         dp = quotient(gpus, split, f"{where}: GPUs by tensor, pipeline and sequence parallel degrees")
+        if _splits_batches(job.given):
+            micro = quotient(micro, dp, f"{where}: split_batches: the batch of a step by {dp} processes")
         if steps is None:
             steps = -(-(job.batch or 1) // (micro * dp))
         batch = micro * steps * dp
@@ -158,6 +162,12 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     _require_priced(result, where)
     return result
+
+
+def _splits_batches(given: Settings) -> bool:
+    """Whether the batch of a device is what all of them share.  [accelerate, utils/dataclasses.py: DataLoaderConfiguration]"""
+    inside = isinstance(given.data.get("accelerator_config"), Mapping) and given.flag("accelerator_config.split_batches")
+    return bool(inside) or given.flag("split_batches")
 
 
 _ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate))\w*size = '?1'?")
@@ -208,7 +218,7 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     beside = [one for one in WITH_ADAPTERS.get(job.lora_targets, ()) if one not in parts]
     named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
     more = f"adapters on {named} alone are priced as {job.lora_targets}, so {', '.join(beside)} too"
-    known = parts <= set(WITH_ADAPTERS["all"]) and beside
+    known = parts <= set(WITH_ADAPTERS["all"]) and beside and not job.given.flag("lora_target_linear")
     return (*(notes * (bool(tables) and _trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
 
 
