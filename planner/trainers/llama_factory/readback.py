@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.llama_factory import megatron_adapter, of_plugins
+from planner.trainers.llama_factory import megatron_adapter, of_plugins, words
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
@@ -21,7 +21,8 @@ from planner.trainers.reading.values import read_text
 OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
 NO_REFERENCE = ("orpo", "simpo")
 FOREIGN = {
-    "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_dora": "DoRA",
+    "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_adammini": "Adam-mini",
+    "use_dora": "DoRA",
     "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro",
     "use_hyper_parallel": "HyperParallel",
     "use_kt": "KTransformers", "use_asft_loss": "the reference model of ASFT",
@@ -29,7 +30,7 @@ FOREIGN = {
 """Settings that change what is stored, and that the planner has no word for."""
 
 QUIET = re.compile(
-    rf"{fine_tuning.QUIET.pattern}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
+    rf"{fine_tuning.QUIET.pattern}|{words.IDLE}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
     r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
     r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
@@ -130,13 +131,15 @@ def parse(
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
     if given.get("export_dir") is not None and not given.flag("do_train"):
         raise PlannerError(f"{given.path}: export_dir without do_train: it merges adapters, and nothing is trained")
-    if given.flag("do_predict") and not given.flag("do_train"):
-        raise PlannerError(f"{given.path}: do_predict without do_train: nothing is trained")
+    for name in ("do_predict", "do_eval"):
+        if given.flag(name) and not given.flag("do_train"):
+            why = "nothing is trained; --set do_train=true imports it as a training"
+            raise PlannerError(f"{given.path}: {name} without do_train: {why}")
     kind = str(given.get("finetuning_type", "lora"))
     if kind not in ("lora", "full"):
         raise PlannerError(f"{given.where('finetuning_type')} is {shown(kind)}, which is not modelled; lora and full are")
     objective = given.choice("stage", OBJECTIVES, "sft")
-    cut = given.size("cutoff_len", length or _own_length(given.path) or LENGTH)
+    cut = words.length(given, length or _own_length(given.path) or LENGTH)
     if megatron_adapter.over_megatron(given):
         return megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
     if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
@@ -146,7 +149,8 @@ def parse(
     if given.flag("fp8"):
         given.get("fp8_backend")
         precision = "fp8"
-    bits = given.number("quantization_bit", least=2, most=8)
+    words.ask_what_is_open(given)
+    bits = words.bits(given, kind)
     double = given.flag("double_quantization", True)
     if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
         num_gpus, script = workers, True
@@ -157,7 +161,8 @@ def parse(
     muon = "muon" if given.flag("use_muon") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
-        micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
+        micro_batch_size=given.size("per_gpu_train_batch_size", given.size("per_device_train_batch_size", 8)),
+        accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=cut, precision=precision,
         half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
@@ -165,7 +170,9 @@ def parse(
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
-        objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
+        lora_whole=words.whole_tables(given), objective=objective, num_gpus=num_gpus, sharding=split,
+        options=_options(given, objective), quiet=QUIET, questions=asked,
+        notes=words.notes(given, objective, kind == "lora", split.kind),
     )  # fmt: skip
     reading = fine_tuning.reading(found)
     return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(reading.unread)))
@@ -177,7 +184,7 @@ def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
     known, found = known_arguments(), []
     for one in unread:
         name, _, value = one.partition(" = ")
-        switch = re.fullmatch(r"use_\w+", name) is not None and value == "True"
+        switch = re.fullmatch(r"use_\w+", name) is not None and value == "True" and name not in known
         if switch or (re.fullmatch(r"[a-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
             what = "a switch" if switch else "no argument of LLaMA-Factory known here, so one"
             about = f"{what} of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
@@ -198,12 +205,16 @@ def known_arguments() -> frozenset[str]:
     return frozenset(read_text(Path(__file__).with_name("known_arguments.txt")).split())
 
 
-def _options(given: Settings) -> dict[str, str]:
-    """Options of the trainer that the file sets."""
+def _options(given: Settings, objective: str) -> dict[str, str]:
+    """Options of the trainer that the file sets. Its own loss kernel writes no logits where the step needs none.
+    [model/model_utils/liger_kernel.py]"""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     kernel = str(given.get("flash_attn", "auto")).lower()
-    if kernel in KERNELS:
-        options["attention_kernel"] = KERNELS[kernel]
-    if any(given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")):
+    if kernel in words.ATTENTION:
+        options["attention_kernel"] = words.ATTENTION[kernel]
+    liger = [given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")]
+    if any(liger) and objective == "lm":
         options["loss"] = "fused_linear"
+    if words.compiled(given):
+        options["compile"] = "on"
     return options

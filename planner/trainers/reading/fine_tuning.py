@@ -96,6 +96,8 @@ class FineTuning:
     offload_activations: bool = False
     lora_rank: int = 0
     lora_targets: str = "all"
+    lora_whole: str = ""
+    """Tables that the trainer trains as a whole by itself; empty = those that the file names."""
     frozen_weights: str = "bf16"
     objective: str = "lm"
     options: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +157,7 @@ def reading(job: FineTuning) -> Reading:
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets="all" if not job.lora_rank else "attention" if single else job.lora_targets,
-        lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
+        lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
@@ -188,7 +190,7 @@ LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|f
 """Names of linear layers, which modules_to_save trains as a whole."""
 
 
-def _trained_whole(given: Settings) -> str:
+def trained_whole(given: Settings) -> str:
     """Which tables are trained as a whole together with adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
@@ -219,7 +221,7 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
     more = f"adapters on {named} alone are priced as {job.lora_targets}, so {', '.join(beside)} too"
     known = parts <= set(WITH_ADAPTERS["all"]) and beside and not job.given.flag("lora_target_linear")
-    return (*(notes * (bool(tables) and _trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
+    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
 
 
 def adapters_on_tables(named: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, int]] = {
     "zero2_offload": {"zero": 2, **HOST_STATES}, "zero3_offload": {"zero": 3, **HOST_ALL},
     **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
     "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},
+    "ds_z2_autotp_config.json": {"zero": 2, "tp": 2}, "ds_z3_fp8_config.json": {"zero": 3, **HOST_STATES},
     "deepspeed_configs/zero1.json": {"zero": 1}, "deepspeed_configs/zero1_torch_compile.json": {"zero": 1},
     "deepspeed_configs/zero2.json": {"zero": 2, **HOST_STATES},
     "deepspeed_configs/zero2_torch_compile.json": {"zero": 2, **HOST_STATES},
