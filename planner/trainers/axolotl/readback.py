@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
-from planner.trainers.axolotl.words import ask_what_is_open, has_plugin, notes, require_modelled
+from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, require_modelled
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
@@ -198,7 +198,8 @@ def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     liger = given.flag("liger_fused_linear_cross_entropy") and has_plugin(given, "liger")
-    if liger or (given.flag("cut_cross_entropy", True) and has_plugin(given, "cut_cross_entropy")):
+    fused = liger or (given.flag("cut_cross_entropy", True) and has_plugin(given, "cut_cross_entropy"))
+    if fused and not given.get("rl"):  # DPO reads the logits
         options["loss"] = "fused_linear"
     kernel = _attention(given)
     if kernel in KERNELS:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.llama_factory import megatron_adapter, of_plugins, words
+from planner.trainers.llama_factory import megatron_adapter, of_plugins, own_arguments
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
@@ -30,7 +30,7 @@ FOREIGN = {
 """Settings that change what is stored, and that the planner has no word for."""
 
 QUIET = re.compile(
-    rf"{fine_tuning.QUIET.pattern}|{words.IDLE}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
+    rf"{fine_tuning.QUIET.pattern}|{own_arguments.IDLE}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
     r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
     r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
@@ -131,15 +131,12 @@ def parse(
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
     if given.get("export_dir") is not None and not given.flag("do_train"):
         raise PlannerError(f"{given.path}: export_dir without do_train: it merges adapters, and nothing is trained")
-    for name in ("do_predict", "do_eval"):
-        if given.flag(name) and not given.flag("do_train"):
-            why = "nothing is trained; --set do_train=true imports it as a training"
-            raise PlannerError(f"{given.path}: {name} without do_train: {why}")
+    own_arguments.require_a_training(given)
     kind = str(given.get("finetuning_type", "lora"))
     if kind not in ("lora", "full"):
         raise PlannerError(f"{given.where('finetuning_type')} is {shown(kind)}, which is not modelled; lora and full are")
     objective = given.choice("stage", OBJECTIVES, "sft")
-    cut = words.length(given, length or _own_length(given.path) or LENGTH)
+    cut = own_arguments.length(given, length or _own_length(given.path) or LENGTH)
     if megatron_adapter.over_megatron(given):
         return megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
     if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
@@ -149,8 +146,8 @@ def parse(
     if given.flag("fp8"):
         given.get("fp8_backend")
         precision = "fp8"
-    words.ask_what_is_open(given)
-    bits = words.bits(given, kind)
+    own_arguments.ask_what_is_open(given)
+    bits = own_arguments.bits(given, kind)
     double = given.flag("double_quantization", True)
     if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
         num_gpus, script = workers, True
@@ -158,6 +155,7 @@ def parse(
     split, asked = said_or_asked(given, sharding, launched=script or unsloth or num_gpus == 1)
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
+    split, sliced = own_arguments.over_sequences(given, split)
     muon = "muon" if given.flag("use_muon") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
@@ -170,9 +168,9 @@ def parse(
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
-        lora_whole=words.whole_tables(given), objective=objective, num_gpus=num_gpus, sharding=split,
+        lora_whole=own_arguments.whole_tables(given), objective=objective, num_gpus=num_gpus, sharding=split,
         options=_options(given, objective), quiet=QUIET, questions=asked,
-        notes=words.notes(given, objective, kind == "lora", split.kind),
+        notes=(*own_arguments.notes(given, objective, kind == "lora", split.kind), *sliced),
     )  # fmt: skip
     reading = fine_tuning.reading(found)
     return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(reading.unread)))
@@ -194,7 +192,7 @@ def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
 
 OF_A_LOG = re.compile(
     r"eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
-    r"|(prompt|query|response|chosen|rejected|messages)(_(column|field|key))?$"
+    r"|(prompt|query|response|chosen|rejected|messages|images)(_(column|field|key))?$|formatting|\w+_tag$"
 )
 """Beginnings of words that are about data, metrics and what is written."""
 
@@ -210,11 +208,11 @@ def _options(given: Settings, objective: str) -> dict[str, str]:
     [model/model_utils/liger_kernel.py]"""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     kernel = str(given.get("flash_attn", "auto")).lower()
-    if kernel in words.ATTENTION:
-        options["attention_kernel"] = words.ATTENTION[kernel]
+    if kernel in own_arguments.ATTENTION:
+        options["attention_kernel"] = own_arguments.ATTENTION[kernel]
     liger = [given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")]
     if any(liger) and objective == "lm":
         options["loss"] = "fused_linear"
-    if words.compiled(given):
+    if own_arguments.compiled(given):
         options["compile"] = "on"
     return options

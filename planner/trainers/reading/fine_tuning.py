@@ -138,16 +138,16 @@ def reading(job: FineTuning) -> Reading:
     fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
     fields.setdefault("recompute", int(Recompute.FULL if job.recompute else Recompute.NONE))
     mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.upcasts and job.precision != "fp32")
-    precision = job.precision
-    if job.half_weights and not mixed and not job.lora_rank:
-        precision = "bf16_true"
+    half = job.half_weights and not mixed and not job.lora_rank
+    precision, low = ("bf16_true", job.precision == "fp8") if half else (job.precision, False)
     if job.model and ENCODERS.search(job.model.lower()):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
     plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
-    states, paged = _states(job.optimizer, trainer)
+    states, paged = _states(*_optimizer(job), trainer)
+    noted = (*noted, *(_IN_8_BITS,) * low)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
     if not job.lora_rank:
@@ -240,14 +240,27 @@ def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     return "nf4", (f"weights of {job.model} lie in 4 bits: priced as nf4",)
 
 
-def _states(optimizer: str, trainer: str) -> tuple[str, tuple[str, ...]]:
+_IN_8_BITS = "fp8 with weights in 16 bits and no fp32 copy is priced with products in bf16: time comes out too long"
+
+
+def _optimizer(job: FineTuning) -> tuple[str, tuple[str, ...]]:
+    """The optimizer that DeepSpeed's configuration names before that of the arguments, and a note where they differ.
+    [transformers, integrations/deepspeed.py: deepspeed_optim_sched]"""
+    named = job.sharding.optimizer if job.sharding.kind == "deepspeed" else None
+    if named is None or (states := OPTIMIZERS.get(named, "adam")) == job.optimizer:
+        return job.optimizer, ()
+    as_it_is = "" if named in OPTIMIZERS else ", priced as adam"
+    return states, (f"the optimizer {named[:40]} of DeepSpeed's configuration counts, not that of the arguments{as_it_is}",)
+
+
+def _states(optimizer: str, notes: tuple[str, ...], trainer: str) -> tuple[str, tuple[str, ...]]:
     """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others."""
     plain = optimizer.removeprefix("paged_")
     known = load_trainer(trainer).stored.optimizer_bytes
     if optimizer in known or plain == optimizer or plain not in known:
-        return optimizer, ()
+        return optimizer, notes
     note = "paged states are priced on the GPU: memory comes out too high, by those states at most"
-    return plain, (note,)
+    return plain, (*notes, note)
 
 
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict
 def accelerate(path: Path) -> Sharding:
     """What the YAML of accelerate says. Raises PlannerError."""
     given = Settings(path, file_settings(path, "a configuration of accelerate"))
-    kind = str(given.get("distributed_type", "NO")).upper().rpartition(".")[2]
+    kind = str(given.get("distributed_type", "NO") or "NO").upper().rpartition(".")[2]  # YAML's NO is false
     precision = str(given.get("mixed_precision", "no")).lower()
     processes, machines = given.number("num_processes"), given.size("num_machines")
     readers = {"FSDP": _fsdp_yaml, "DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}

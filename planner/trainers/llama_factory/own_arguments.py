@@ -1,10 +1,14 @@
 """Arguments of LLaMA-Factory that count under others alone, or that change memory or time by a part no plan has a word for.
 [LLaMA-Factory 0.1 to 0.9.5: hparams, model/adapter.py, model/patcher.py, train/trainer_utils.py]"""
 
+import dataclasses
+
 from planner.errors import PlannerError
+from planner.layout import CpMethod
 from planner.trainers.reading.fine_tuning import KERNELS
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.sharding import Sharding
 
 NEW_TOKENS = ("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens", "new_special_tokens_config")
 """With one of them, and no additional_target, adapters train embedding and head as a whole."""
@@ -28,6 +32,26 @@ def compiled(given: Settings) -> bool:
     """Whether the model is compiled: naming a backend or a mode says so too.  [transformers, training_args.py]"""
     named = any(given.get(f"torch_compile_{one}") is not None for one in ("backend", "mode"))
     return given.flag("torch_compile") or named
+
+
+def require_a_training(given: Settings) -> None:
+    """Raises PlannerError for a file that predicts, evaluates or analyses."""
+    said = [f"{one} without do_train" for one in ("do_predict", "do_eval") if given.flag(one)]
+    said += ["do_train: false"] * ("do_train" in given.data)
+    if said and not given.flag("do_train"):
+        raise PlannerError(f"{given.path}: {said[0]}: nothing is trained; --set do_train=true imports it as a training")
+
+
+def over_sequences(given: Settings, split: Sharding) -> tuple[Sharding, tuple[str, ...]]:
+    """Sequences that forks cut over GPUs, by a ring unless they say Ulysses, and what was taken for what.
+    [360-LLaMA-Factory, hparams/model_args.py]"""
+    size, mode = given.size("sequence_parallel_size"), str(given.get("sequence_parallel_mode", "zigzag-ring"))
+    if size == 1:
+        return split, ()
+    ring = mode != "ulysses" and split.kind != "deepspeed"
+    fields = {**split.fields, "cp": size, "cp_method": int(CpMethod.RING if ring else CpMethod.A2A)}
+    note = f"sequence_parallel_size: {mode[:40]} over DeepSpeed is priced as Ulysses"
+    return dataclasses.replace(split, fields=fields), () if ring or mode == "ulysses" else (note,)
 
 
 def length(given: Settings, usual: int) -> int:

@@ -44,6 +44,7 @@ SAID_ELSEWHERE = {
     **dict.fromkeys(("gpu_memory_limit", "max_memory"), "not priced: the model is taken to fit into it"),
     "auto_find_batch_size": "micro_batch_size is smaller where memory runs out",
     "precompute_ref_log_probs": "priced as if the reference model ran in every step: time and memory come out too high",
+    "dpo_use_liger_kernel": "priced as the loss of torch: memory comes out too high",
     **dict.fromkeys(("deepcompile", "use_kernels"), "not priced: time comes out too long"),
     **dict.fromkeys(
         ("chunked_cross_entropy", "flash_attn_cross_entropy", "unsloth_cross_entropy_loss"),
@@ -78,6 +79,8 @@ def require_modelled(given: Settings) -> None:
         part = re.sub(r"^axolotl\.integrations\.", "", one).partition(".")[0].lower()
         if one.startswith("axolotl.integrations.") and part in PLUGINS:
             raise PlannerError(f"{given.where('plugins')} has {one[:80]}: {PLUGINS[part]} is not modelled")
+    if has_plugin(given, "densemixer") and given.flag("dense_mixer", True):
+        raise PlannerError(f"{given.where('plugins')} has DenseMixerPlugin: {FOREIGN['dense_mixer']} is not modelled")
     kind = f"{given.get('model_type', '')} {given.get('type_of_model', '')}"
     if re.search(r"For(Sequence|Token)Classification", kind):
         raise PlannerError(f"{given.where('model_type')} is {kind.strip()[:80]}: a classifier is no language model")

@@ -1,0 +1,85 @@
+"""What files of people with axolotl and LLaMA-Factory showed: short files of the same shape, each failed before."""
+
+import json
+from pathlib import Path
+
+import pytest
+from import_files import asked_for, written
+
+from planner.errors import PlannerError
+from planner.layout import CpMethod
+from planner.trainers.reading import read
+from planner.trainers.reading.given import Given
+
+AXOLOTL = (
+    "base_model: Qwen/Qwen3-8B\ndatasets: [{path: a}]\nsequence_len: 2048\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\n"
+    "optimizer: adamw_8bit\n"
+)
+FACTORY = (
+    "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 2048\ntemplate: qwen3\n"
+    "per_device_train_batch_size: 2\nbf16: true\n"
+)
+PLUGINS = (
+    "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n"
+    "liger_fused_linear_cross_entropy: true\n"
+)
+
+
+@pytest.mark.parametrize(("kind", "states"), [("AdamW", "adam"), ("Lion", "lion"), ("OneBitAdam", "adam")])
+def test_the_optimizer_of_deepspeed_counts(tmp_path: Path, kind: str, states: str) -> None:
+    """transformers builds that of the arguments where the configuration of DeepSpeed names none."""
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}
+    written(tmp_path, json.dumps({**zero, "optimizer": {"type": kind, "params": {"lr": "auto"}}}), "ds.json")
+    found = read(written(tmp_path, AXOLOTL + "deepspeed: ds.json\n"), None, Given(num_gpus=4))
+    assert found.optimizer == states
+    assert f"the optimizer {kind.lower()} of DeepSpeed's configuration counts" in " ".join(found.notes)
+    written(tmp_path, json.dumps(zero), "ds.json")
+    assert read(tmp_path / "job.yaml", None, Given(num_gpus=4)).optimizer == "adam_8bit"
+
+
+def test_a_loss_kernel_writes_no_logits_where_none_are_read(tmp_path: Path) -> None:
+    assert "loss=fused_linear" in read(written(tmp_path, AXOLOTL + PLUGINS), None, Given(num_gpus=1)).trainer
+    found = read(written(tmp_path, AXOLOTL + PLUGINS + "rl: dpo\n"), None, Given(num_gpus=1))
+    assert (found.objective, "loss=" in found.trainer) == ("dpo", False)
+
+
+def test_a_plugin_that_is_on_by_itself(tmp_path: Path) -> None:
+    text = AXOLOTL + "plugins: [axolotl.integrations.densemixer.DenseMixerPlugin]\n"
+    with pytest.raises(PlannerError, match="every token through all experts is not modelled"):
+        read(written(tmp_path, text), None, Given(num_gpus=1))
+    assert read(written(tmp_path, text + "dense_mixer: false\n"), None, Given(num_gpus=1)).notes == ()
+
+
+def test_no_of_yaml_is_no_distribution(tmp_path: Path) -> None:
+    written(tmp_path, "distributed_type: NO\nmixed_precision: bf16\nnum_processes: 1\n", "one.yaml")
+    found = read(written(tmp_path, FACTORY + "# accelerate launch --config_file one.yaml src/train.py job.yaml\n"), None, Given())
+    assert (found.num_gpus, found.fields["zero"], asked_for(found)) == (1, 0, [])
+
+
+def test_a_program_that_the_shell_looks_for(tmp_path: Path) -> None:
+    written(tmp_path, FACTORY + "fp8: true\n")
+    written(tmp_path, "distributed_type: MULTI_GPU\nmixed_precision: fp8\nnum_processes: 4\n", "four.yaml")
+    command = "accelerate launch --config_file four.yaml $(which llamafactory-cli) train job.yaml\n"
+    found = read(written(tmp_path, command, "run.sh"), None, Given())
+    assert (found.trainer, found.precision, found.num_gpus, found.global_batch_size) == ("llama-factory", "fp8", 4, 8)
+
+
+@pytest.mark.parametrize("more", ["", "do_eval: true\n", "do_analysis: true\n"])
+def test_a_file_that_trains_nothing_is_refused(tmp_path: Path, more: str) -> None:
+    text = FACTORY.replace("do_train: true", "do_train: false") + more
+    with pytest.raises(PlannerError, match="nothing is trained; --set do_train=true"):
+        read(written(tmp_path, text), None, Given(num_gpus=1))
+
+
+def test_products_in_8_bits_over_weights_in_16_are_named(tmp_path: Path) -> None:
+    found = read(written(tmp_path, FACTORY.replace("bf16", "pure_bf16") + "fp8: true\n"), None, Given(num_gpus=1))
+    assert (found.precision, "fp8 with weights in 16 bits" in " ".join(found.notes)) == ("bf16_true", True)
+
+
+@pytest.mark.parametrize(("mode", "note"), [("", "zigzag-ring over DeepSpeed"), ("sequence_parallel_mode: ulysses\n", "")])
+def test_sequences_that_a_fork_cuts(tmp_path: Path, mode: str, note: str) -> None:
+    text = FACTORY + f"sequence_parallel_size: 4\n{mode}deepspeed: ds_z3_config.json\n"
+    found = read(written(tmp_path, text), None, Given(num_gpus=8))
+    cut = {one: found.fields[one] for one in ("cp", "cp_method", "dp")}
+    assert (cut, found.global_batch_size) == ({"cp": 4, "cp_method": int(CpMethod.A2A), "dp": 2}, 4)
+    assert any(note in one for one in found.notes) == bool(note) and asked_for(found) == []
