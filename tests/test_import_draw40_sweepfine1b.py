@@ -76,10 +76,25 @@ def test_products_in_8_bits_over_weights_in_16_are_named(tmp_path: Path) -> None
     assert (found.precision, "fp8 with weights in 16 bits" in " ".join(found.notes)) == ("bf16_true", True)
 
 
-@pytest.mark.parametrize(("mode", "note"), [("", "zigzag-ring over DeepSpeed"), ("sequence_parallel_mode: ulysses\n", "")])
-def test_sequences_that_a_fork_cuts(tmp_path: Path, mode: str, note: str) -> None:
+@pytest.mark.parametrize(("mode", "ring"), [("", True), ("sequence_parallel_mode: ulysses\n", False)])
+def test_sequences_that_a_fork_cuts(tmp_path: Path, mode: str, ring: bool) -> None:
     text = FACTORY + f"sequence_parallel_size: 4\n{mode}deepspeed: ds_z3_config.json\n"
     found = read(written(tmp_path, text), None, Given(num_gpus=8))
     cut = {one: found.fields[one] for one in ("cp", "cp_method", "dp")}
     assert (cut, found.global_batch_size) == ({"cp": 4, "cp_method": int(CpMethod.A2A), "dp": 2}, 4)
-    assert any(note in one for one in found.notes) == bool(note) and asked_for(found) == []
+    assert ("zigzag-ring over DeepSpeed is priced as Ulysses" in " ".join(found.notes), asked_for(found)) == (ring, [])
+
+
+def test_a_configuration_of_deepspeed_that_its_script_writes(tmp_path: Path) -> None:
+    """Its stage is no stage of LLaMA-Factory, and no file of axolotl's of that name is meant."""
+    written(tmp_path, AXOLOTL + "deepspeed: deepspeed_configs/zero3.json\n")
+    engine = json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, indent=2)
+    script = f"if [ ! -f d ]; then\ncat > deepspeed_configs/zero3.json << 'EOF'\n{engine}\nEOF\nfi\n"
+    script += "accelerate launch --num_processes 4 -m axolotl.cli.train job.yaml\n"
+    found = read(written(tmp_path, script, "run.sh"), None, Given())
+    assert (found.fields["zero"], found.fields["offload_optimizer"], found.num_gpus) == (3, 100, 4)
+
+
+def test_a_file_that_comes_with_the_trainer_is_named(tmp_path: Path) -> None:
+    found = read(written(tmp_path, AXOLOTL + "deepspeed: deepspeed_configs/zero3.json\n"), None, Given(num_gpus=4))
+    assert "zero3.json is not there: taken as the file of that name which comes with its trainer" in found.notes

@@ -44,6 +44,7 @@ SAID_ELSEWHERE = {
     **dict.fromkeys(("gpu_memory_limit", "max_memory"), "not priced: the model is taken to fit into it"),
     "auto_find_batch_size": "micro_batch_size is smaller where memory runs out",
     "precompute_ref_log_probs": "priced as if the reference model ran in every step: time and memory come out too high",
+    "rl_adapter_ref_model": "a reference model of its own, which is not priced: memory comes out too low by its weights",
     "dpo_use_liger_kernel": "priced as the loss of torch: memory comes out too high",
     **dict.fromkeys(("deepcompile", "use_kernels"), "not priced: time comes out too long"),
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from planner.layout import CpMethod, Module, Recompute
 from planner.record import record
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.guides import guide
-from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.settings import JSON, Settings, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import percent
 
@@ -113,6 +113,9 @@ def deepspeed(value: Any, path: Path, where: str, given: Settings | None = None)
             f"{path}: {where} names {shown(name)}, which is not beside it; put the file there, or say --set {where}=zero3 (zero1, "
             "zero2, zero2_offload, zero3_offload)"
         )
+    if name.endswith(JSON):
+        own = f"{Path(name).name} is not there: taken as the file of that name which comes with its trainer"
+        found = dataclasses.replace(found, notes=(*found.notes, own))
     return found
 
 
