@@ -98,3 +98,34 @@ def test_a_configuration_of_deepspeed_that_its_script_writes(tmp_path: Path) -> 
 def test_a_file_that_comes_with_the_trainer_is_named(tmp_path: Path) -> None:
     found = read(written(tmp_path, AXOLOTL + "deepspeed: deepspeed_configs/zero3.json\n"), None, Given(num_gpus=4))
     assert "zero3.json is not there: taken as the file of that name which comes with its trainer" in found.notes
+
+
+@pytest.mark.parametrize(("named", "targets"), [
+    (r"'.*self_attn.*(q|k|v|o)_proj'", "attention"), (r"'.*\.(q_proj|v_proj)$'", "qv"),
+    (r"'.*(self_attn|mlp).(up|gate|q|o)_proj'", "all"),
+])  # fmt: skip
+def test_layers_that_an_expression_names(tmp_path: Path, named: str, targets: str) -> None:
+    text = AXOLOTL + f"adapter: lora\nlora_r: 8\nlora_target_modules: {named}\n"
+    assert read(written(tmp_path, text), None, Given(num_gpus=1)).lora_targets == targets
+
+
+def test_words_of_fsdp_go_before_its_section(tmp_path: Path) -> None:
+    text = AXOLOTL + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}\n"
+    assert read(written(tmp_path, text), None, Given(num_gpus=4)).fields["zero"] == 3
+
+
+@pytest.mark.parametrize(("part", "note"), [
+    ({"data_types": {"grad_accum_dtype": "fp32"}}, "gradients are priced in 16 bits"),
+    ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "states are priced in fp32"),
+    ({"data_types": {"grad_accum_dtype": "bf16"}}, ""),
+])  # fmt: skip
+def test_dtypes_of_states_that_deepspeed_is_told(tmp_path: Path, part: dict[str, object], note: str) -> None:
+    written(tmp_path, json.dumps({"zero_optimization": {"stage": 1}, **part}), "ds.json")
+    found = read(written(tmp_path, AXOLOTL + "deepspeed: ds.json\n"), None, Given(num_gpus=4))
+    assert (note in " ".join(found.notes), bool(found.notes)) == (True, bool(note))
+
+
+def test_groups_smaller_than_all_ranks_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, json.dumps({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}), "ds.json")
+    with pytest.raises(PlannerError, match="mics_shard_size: hierarchical partitions"):
+        read(written(tmp_path, AXOLOTL + "deepspeed: ds.json\n"), None, Given(num_gpus=8))

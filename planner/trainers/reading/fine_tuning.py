@@ -306,11 +306,17 @@ def adapter_targets(names: Any) -> str:
     return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
 
 
+def _alternatives(text: str) -> list[str]:
+    """The names that an expression ends with: of .*self_attn.(q|v)_proj q_proj and v_proj."""
+    last = re.search(r"\((?:\?:)?([\w|]{1,200})\)(\w{0,20})[^\w|]{0,4}$", text)
+    return [f"{one}{last[2]}" for one in last[1].split("|")] if last else [text]
+
+
 def _linear_layers(words: list[Any]) -> set[str]:
     """Short names of linear layers: of q_proj q; of a joint one those of its parts."""
     parts = set()
-    for word in words:
-        tail = str(word).strip().rpartition(".")[2].lower()
+    for word in (one for text in words for one in _alternatives(str(text))):
+        tail = word.strip().rpartition(".")[2].lower()
         if not (TABLES.search(tail) and len(words) > 1):  # a note says that tables are not priced
             parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
     return parts
