@@ -129,3 +129,25 @@ def test_groups_smaller_than_all_ranks_are_refused(tmp_path: Path) -> None:
     written(tmp_path, json.dumps({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}), "ds.json")
     with pytest.raises(PlannerError, match="mics_shard_size: hierarchical partitions"):
         read(written(tmp_path, AXOLOTL + "deepspeed: ds.json\n"), None, Given(num_gpus=8))
+
+
+SECTIONS = "model: Qwen/Qwen3-0.6B\nmodel_class: llm\ntrain_dataset: a\nmicro_batch_size: 1\ndist_config: {name: fsdp2}\n"
+OVER_MEGATRON = FACTORY + "tensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\nuse_distributed_optimizer: true\n"
+
+
+@pytest.mark.parametrize(("text", "asked"), [
+    (SECTIONS + "gradient_accumulation_steps: 4\n", ["gradient_accumulation_steps"]),
+    (SECTIONS + "dist_config_of_mine: 2\n", ["dist_config_of_mine"]), (SECTIONS, []), (OVER_MEGATRON, []),
+    (OVER_MEGATRON + "num_layers_in_first_pipeline_stage: 10\n", ["num_layers_in_first_pipeline_stage"]),
+    (OVER_MEGATRON + "use_precision_aware_optimizer: true\nexp_avg_dtype: bf16\n", ["use_precision_aware_optimizer", "exp_avg_dtype"]),
+])  # fmt: skip
+def test_words_that_a_parser_does_not_take_are_asked_for(tmp_path: Path, text: str, asked: list[str]) -> None:
+    assert asked_for(read(written(tmp_path, text), None, Given(num_gpus=8))) == asked
+
+
+def test_what_plugins_say_besides(tmp_path: Path) -> None:
+    text = SECTIONS + "flash_attn: flash_attention_3\npeft_config: {name: lora, adapter_name_or_path: x}\n"
+    said = " ".join(read(written(tmp_path, text), None, Given(num_gpus=8)).notes)
+    assert "attention by flash_attention_3 is priced" in said and "adapters go on from there" in said
+    with pytest.raises(PlannerError, match="a classifier is no language model"):
+        read(written(tmp_path, SECTIONS.replace("model_class: llm", "model_class: cls")), None, Given(num_gpus=8))

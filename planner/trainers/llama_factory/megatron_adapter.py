@@ -37,6 +37,7 @@ QUIET = re.compile(
     r"bias_activation_fusion|apply_rope_fusion|overlap_\w+|moe_grouped_gemm|moe_aux_loss_coeff|variable_seq_lengths|delay_grad_reduce"
     r"|calculate_per_token_loss|sequence_packing|ddp_\w+|distrib_optim_\w+|ckpt_\w+|save_hf_model|check_for_nan_\w+|optim"
     r"|moe_shared_expert_overlap|moe_router_dtype|masked_softmax_fusion|use_mca|transformer_impl"
+    r"|moe_permute_fusion|gradient_accumulation_fusion|use_cpu_initialization|tp_comm_\w+"
 )
 
 

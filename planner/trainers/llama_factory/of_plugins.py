@@ -2,6 +2,7 @@
 adapters lies as it was published.
 [LLaMA-Factory of 2026-08, v1/config/*_args.py, v1/core/base_trainer.py, v1/plugins]"""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from planner.layout import CpMethod
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, quantised, trained_whole
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, deepspeed
 from planner.trainers.reading.values import quotient
@@ -42,6 +43,8 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
     kind = str(peft.get("name", "full"))
     if peft.get("export_dir") is not None and given.get("train_dataset") is None:
         raise PlannerError(f"{peft.where('export_dir')}: it merges adapters, and nothing is trained")
+    if str(given.get("model_class")) == "cls":
+        raise PlannerError(f"{given.where('model_class')} is cls: a classifier is no language model")
     if kind not in ("lora", "full"):
         raise PlannerError(f"{peft.where('name')} is {shown(kind)}, which is not modelled; lora and none are")
     if peft.flag("use_dora"):
@@ -73,9 +76,11 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
         lora_rank=peft.size("r", 8) if kind == "lora" else 0, lora_targets=adapter_targets(peft.get("target_modules", "all")),
         lora_whole=trained_whole(peft), frozen_weights=quantised(bits, quant.flag("double_quantization", True)) if bits else "bf16",
         objective=objective, options=options | ({"attention_kernel": KERNELS[kernel]} if kernel in KERNELS else {}), sharding=split,
-        num_gpus=num_gpus, quiet=QUIET, questions=asked, notes=_notes(given),
+        num_gpus=num_gpus, quiet=QUIET, questions=asked, notes=_notes(given, kernel),
     )  # fmt: skip
-    return fine_tuning.reading(job)
+    reading = fine_tuning.reading(job)
+    unknown = (setting_of_a_fork(one.partition(" = ")[0], "LLaMA-Factory in sections") for one in reading.unread)
+    return dataclasses.replace(reading, questions=(*reading.questions, *unknown))
 
 
 def _objective(given: Settings, command: str) -> tuple[str, tuple[Question, ...]]:
@@ -121,8 +126,10 @@ def _sharding(given: Settings, num_gpus: int | None, full: bool) -> tuple[Shardi
     raise PlannerError(f"{part.where('name')} is {shown(name)}, which is not modelled; fsdp2, deepspeed and none are")
 
 
-def _notes(given: Settings) -> tuple[str, ...]:
-    strategy = str(given.get("batching_strategy", "normal"))
-    if strategy == "normal":
-        return ()
-    return (f"batching_strategy {strategy}: micro batches of as many tokens as full sequences have",)
+def _notes(given: Settings, kernel: str) -> tuple[str, ...]:
+    strategy, peft = str(given.get("batching_strategy", "normal")), given.section("peft_config")
+    notes = [f"batching_strategy {strategy}: micro batches of as many tokens as full sequences have"] * (strategy != "normal")
+    notes += [f"attention by {kernel[:40]} is priced as the choice of torch"] * (kernel not in KERNELS and kernel != "auto")
+    if peft.get("adapter_name_or_path") and peft.get("name") == "lora":
+        notes.append("adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others")
+    return tuple(notes)

@@ -138,7 +138,8 @@ def parse(
     objective = given.choice("stage", OBJECTIVES, "sft")
     cut = own_arguments.length(given, length or _own_length(given.path) or LENGTH)
     if megatron_adapter.over_megatron(given):
-        return megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
+        over = megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
+        return dataclasses.replace(over, questions=(*over.questions, *_of_a_fork(over.unread)))
     if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
         raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid, hinge and ipo are")
     half, single = given.flag("pure_bf16"), given.flag("bf16")
