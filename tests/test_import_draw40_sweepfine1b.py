@@ -139,7 +139,7 @@ OVER_MEGATRON = FACTORY + "tensor_model_parallel_size: 2\npipeline_model_paralle
     (SECTIONS + "gradient_accumulation_steps: 4\n", ["gradient_accumulation_steps"]),
     (SECTIONS + "dist_config_of_mine: 2\n", ["dist_config_of_mine"]), (SECTIONS, []), (OVER_MEGATRON, []),
     (OVER_MEGATRON + "num_layers_in_first_pipeline_stage: 10\n", ["num_layers_in_first_pipeline_stage"]),
-    (OVER_MEGATRON + "use_precision_aware_optimizer: true\nexp_avg_dtype: bf16\n", ["use_precision_aware_optimizer", "exp_avg_dtype"]),
+    (OVER_MEGATRON + "use_megatron_fsdp: true\nexp_avg_dtype: bf16\n", ["use_megatron_fsdp", "exp_avg_dtype"]),
 ])  # fmt: skip
 def test_words_that_a_parser_does_not_take_are_asked_for(tmp_path: Path, text: str, asked: list[str]) -> None:
     assert asked_for(read(written(tmp_path, text), None, Given(num_gpus=8))) == asked
