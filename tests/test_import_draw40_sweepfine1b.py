@@ -151,3 +151,9 @@ def test_what_plugins_say_besides(tmp_path: Path) -> None:
     assert "attention by flash_attention_3 is priced" in said and "adapters go on from there" in said
     with pytest.raises(PlannerError, match="a classifier is no language model"):
         read(written(tmp_path, SECTIONS.replace("model_class: llm", "model_class: cls")), None, Given(num_gpus=8))
+
+
+def test_a_comment_that_starts_the_file_says_how_it_is_launched(tmp_path: Path) -> None:
+    text = "# usage:\n#   llamafactory-cli train configs/job.yaml\n" + FACTORY + "train_size: 0.8\n"
+    assert asked_for(read(written(tmp_path, text), None, Given())) == []
+    assert asked_for(read(written(tmp_path, FACTORY), None, Given())) == ["accelerate"]

@@ -86,7 +86,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         recompute=checkpoints not in (False, "false", None),
         offload_activations=offload or str(checkpoints).startswith("offload") or checkpoints == "unsloth",
         lora_rank=given.size("lora_r", 8) if adapter else 0, lora_targets=_targets(given),
-        frozen_weights=quantised(bits, given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)) if bits else "bf16",
+        frozen_weights=quantised(bits, not given.flag("gptq") and _double(given)) if bits else "bf16",
         objective=objective,
         # Its own preparation of FSDP2 shards weights as they were loaded.  [monkeypatch/accelerate/fsdp2.py]
         # bf16: full turns mixed precision off.
@@ -102,6 +102,10 @@ def _model(given: Settings) -> str:
     """The model by its weights, or by base_model_config, which says what is built, where those have a name of their own."""
     name, built = given.label("base_model"), given.label("base_model_config")
     return built if built and named_model(name, given.path)[0] is None else name
+
+
+def _double(given: Settings) -> bool:
+    return given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)
 
 
 def _fsdp_version(given: Settings) -> int:

@@ -35,6 +35,7 @@ SIZES = re.compile(
 """Fields of a model's configuration that decide what is built."""
 OVERRIDES = ("overrides_of_model_config", "model_config_overrides", "model_config")
 SAID_ELSEWHERE = {
+    "gptq": "weights lie in 4 bits: priced as nf4",
     "tiled_mlp": "not priced: what a layer needs at once comes out too high",
     "s2_attention": "priced as whole attention: time comes out too long",
     "peft_trainable_token_indices": "not priced: the rows that are trained beside adapters are few",

@@ -63,7 +63,10 @@ def read(path: Path, said: Given) -> Reading:
         if of_plugins.in_sections(data):
             return of_plugins.parse(Settings(path, said.filled(data), said=said), said.num_gpus)
         _require_own(path, data)
-        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
+        # a comment that starts it with the command line of LLaMA-Factory: torchrun, and no configuration of accelerate
+        command = rf"^#[^\n]{{0,80}}\bllamafactory-cli train [^\n]{{0,200}}\b{re.escape(path.name)}"
+        started = re.search(command, read_text(path), re.MULTILINE) is not None
+        return parse(Settings(path, said.filled(data), said=said), said.num_gpus, script=started)
     found = launched(path, said, PROGRAM)
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
@@ -192,7 +195,7 @@ def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
 
 
 OF_A_LOG = re.compile(
-    r"eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
+    r"(train|val|test)_size$|eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
     r"|(prompt|query|response|chosen|rejected|messages|images)(_(column|field|key))?$|formatting|\w+_tag$"
 )
 """Beginnings of words that are about data, metrics and what is written."""
