@@ -81,7 +81,8 @@ def test_what_no_plan_has_is_refused(tmp_path: Path, more: str, words: str) -> N
 def test_weights_in_fewer_bits_need_an_adapter(tmp_path: Path, word: str) -> None:
     with pytest.raises(PlannerError, match=f"{word}: weights in fewer bits without an adapter"):
         found_in(tmp_path, f"{AXOLOTL}{word}: true\n")
-    assert found_in(tmp_path, f"{AXOLOTL}{ADAPTERS}{word}: true\n").frozen_weights == {"load_in_8bit": "int8", "gptq": "nf4"}.get(word, "nf4_dq")
+    frozen = {"load_in_8bit": "int8", "gptq": "nf4"}.get(word, "nf4_dq")
+    assert found_in(tmp_path, f"{AXOLOTL}{ADAPTERS}{word}: true\n").frozen_weights == frozen
 
 
 def test_what_axolotl_does_not_start_without_is_asked_in_one_message(tmp_path: Path) -> None:

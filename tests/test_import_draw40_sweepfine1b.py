@@ -157,3 +157,31 @@ def test_a_comment_that_starts_the_file_says_how_it_is_launched(tmp_path: Path) 
     text = "# usage:\n#   llamafactory-cli train configs/job.yaml\n" + FACTORY + "train_size: 0.8\n"
     assert asked_for(read(written(tmp_path, text), None, Given())) == []
     assert asked_for(read(written(tmp_path, FACTORY), None, Given())) == ["accelerate"]
+
+
+@pytest.mark.parametrize(("command", "gpus", "batch"), [
+    ("axolotl train job.yaml --launcher torchrun -- --nproc_per_node=2 --nnodes=2", 4, 32),
+    ("axolotl train job.yaml --num-processes 4", 4, 32), ("CUDA_VISIBLE_DEVICES=0,1 axolotl train job.yaml", 2, 16),
+    ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch scripts/finetune.py job.yaml", 2, 16),
+    ("CUDA_VISIBLE_DEVICES=0,1 python -m axolotl.cli.train job.yaml", None, 8),
+])  # fmt: skip
+def test_processes_of_axolotl(tmp_path: Path, command: str, gpus: int | None, batch: int) -> None:
+    written(tmp_path, AXOLOTL)
+    found = read(written(tmp_path, command + "\n", "run.sh"), None, Given())
+    assert (found.num_gpus, found.global_batch_size, found.unread) == (gpus, batch, ())
+
+
+def test_which_trainer_llama_factory_takes_stands_in_the_environment(tmp_path: Path) -> None:
+    written(tmp_path, FACTORY)
+    found = read(written(tmp_path, "USE_MCA=1 NPROC_PER_NODE=8 llamafactory-cli train job.yaml\n", "run.sh"), None, Given())
+    assert (found.trainer.partition("+")[0], asked_for(found)) == ("megatron", ["use_distributed_optimizer"])
+    written(tmp_path, OVER_MEGATRON)
+    with pytest.raises(PlannerError, match="over Megatron-Bridge is not read"):
+        read(written(tmp_path, "export USE_MEGATRON_BRIDGE=1\nllamafactory-cli train job.yaml\n", "run.sh"), None, Given())
+
+
+def test_a_word_over_the_file_that_names_another(tmp_path: Path) -> None:
+    written(tmp_path, FACTORY)
+    script = written(tmp_path, "llamafactory-cli train job.yaml deepspeed=examples/deepspeed/ds_z3_config.json\n", "run.sh")
+    assert read(script, None, Given(num_gpus=4)).fields["zero"] == 3
+    assert read(written(tmp_path, "lmf train job.yaml\n", "run.sh"), None, Given(num_gpus=4)).fields["zero"] == 0

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, require_modelled
 from planner.trainers.reading import fine_tuning
-from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
@@ -48,7 +48,18 @@ def read(path: Path, said: Given) -> Reading:
             data["deepspeed"] = launch[1]
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
-    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
+    given = with_files(path, found, said)
+    return parse(given, said.num_gpus or found.num_gpus or _processes(given, found), found.sharding)
+
+
+def _processes(given: Settings, found: Launch) -> int | None:
+    """Processes that axolotl's own command starts: by its options, those behind -- for torchrun, or one for each GPU that is shown.
+    [cli/utils/train.py]"""
+    given.get("launcher")
+    each, nodes = given.number("nproc_per_node"), given.size("nnodes", given.size("num_machines"))
+    counted = given.number("num_processes") or (each * nodes if each else None)
+    own = found.program == "axolotl" or re.search(r"\baccelerate\s+launch\b", read_text(given.path)) is not None
+    return counted or (found.visible if own or found.visible == 1 else None)
 
 
 def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:

@@ -72,6 +72,9 @@ def read(path: Path, said: Given) -> Reading:
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer
     settings = with_files(path, found, said)
+    on = re.findall(r"^[^#\n]*?\b(USE_MCA|USE_MEGATRON_BRIDGE)=[\"']?(?:1|true|y)\b", read_text(path), re.MULTILINE | re.IGNORECASE)
+    if on:  # which trainer is meant stands in the environment alone  [launcher.py; extras/misc.py, is_env_enabled]
+        settings = Settings(path, {**settings.data, **{one.lower(): True for one in on}}, said=said)
     if of_plugins.in_sections(dict(settings.data)):
         reading = of_plugins.parse(settings, _gpus(said, found), next((one for one in found.words if one in STARTED), "sft"))
         return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
