@@ -185,3 +185,11 @@ def test_a_word_over_the_file_that_names_another(tmp_path: Path) -> None:
     script = written(tmp_path, "llamafactory-cli train job.yaml deepspeed=examples/deepspeed/ds_z3_config.json\n", "run.sh")
     assert read(script, None, Given(num_gpus=4)).fields["zero"] == 3
     assert read(written(tmp_path, "lmf train job.yaml\n", "run.sh"), None, Given(num_gpus=4)).fields["zero"] == 0
+
+
+def test_what_deepspeed_has_not_is_said_at_once(tmp_path: Path) -> None:
+    """Before, after an answer to the first message."""
+    found = read(written(tmp_path, FACTORY + "fp8: true\ndeepspeed: ds_z2_config.json\n"), None, Given())
+    assert (found.precision, "fp8 of deepspeed is priced with products in bf16" in " ".join(found.notes)) == ("bf16", True)
+    with pytest.raises(PlannerError, match="optimizer muon is not modelled over deepspeed"):
+        read(written(tmp_path, FACTORY + "use_muon: true\ndeepspeed: ds_z2_config.json\n"), None, Given())

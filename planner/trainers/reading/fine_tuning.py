@@ -139,7 +139,7 @@ def reading(job: FineTuning) -> Reading:
     fields.setdefault("recompute", int(Recompute.FULL if job.recompute else Recompute.NONE))
     mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.upcasts and job.precision != "fp32")
     half = job.half_weights and not mixed and not job.lora_rank
-    precision, low = ("bf16_true", job.precision == "fp8") if half else (job.precision, False)
+    precision, low = _precision(job.precision, half, trainer)
     if job.model and ENCODERS.search(job.model.lower()):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
@@ -147,7 +147,7 @@ def reading(job: FineTuning) -> Reading:
     plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer)
-    noted = (*noted, *(_IN_8_BITS,) * low)
+    noted = (*noted, *low)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
     if not job.lora_rank:
@@ -240,7 +240,13 @@ def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     return "nf4", (f"weights of {job.model} lie in 4 bits: priced as nf4",)
 
 
-_IN_8_BITS = "fp8 with weights in 16 bits and no fp32 copy is priced with products in bf16: time comes out too long"
+def _precision(said: str, half: bool, trainer: str) -> tuple[str, tuple[str, ...]]:
+    """(the precision as the trainer has it, what was taken for what); ``half``: weights, gradients and states lie in 16 bits."""
+    found = "bf16_true" if half else said
+    if said != "fp8" or (not half and said in load_trainer(trainer).legal.precisions):
+        return found, ()
+    what = "fp8 with weights in 16 bits and no fp32 copy" if half else f"fp8 of {trainer}"
+    return ("bf16_true" if half else "bf16"), (f"{what} is priced with products in bf16: time comes out too long",)
 
 
 def _optimizer(job: FineTuning) -> tuple[str, tuple[str, ...]]:
@@ -257,7 +263,9 @@ def _states(optimizer: str, notes: tuple[str, ...], trainer: str) -> tuple[str, 
     """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others."""
     plain = optimizer.removeprefix("paged_")
     known = load_trainer(trainer).stored.optimizer_bytes
-    if optimizer in known or plain == optimizer or plain not in known:
+    if plain not in known and optimizer not in known:
+        raise PlannerError(f"optimizer {optimizer} is not modelled over {trainer}; {', '.join(known)} are")
+    if optimizer in known or plain == optimizer:
         return optimizer, notes
     note = "paged states are priced on the GPU: memory comes out too high, by those states at most"
     return plain, (*notes, note)
