@@ -193,3 +193,23 @@ def test_what_deepspeed_has_not_is_said_at_once(tmp_path: Path) -> None:
     assert (found.precision, "fp8 of deepspeed is priced with products in bf16" in " ".join(found.notes)) == ("bf16", True)
     with pytest.raises(PlannerError, match="optimizer muon is not modelled over deepspeed"):
         read(written(tmp_path, FACTORY + "use_muon: true\ndeepspeed: ds_z2_config.json\n"), None, Given())
+
+
+@pytest.mark.parametrize(("more", "precision", "states"), [
+    ("adafactor: true\n", "bf16", "adafactor"), ("fp8_enable_fsdp_float8_all_gather: true\n", "fp8", "adam"),
+    ("fsdp: full_shard\n", "bf16", "adam"),
+])  # fmt: skip
+def test_arguments_that_switch_others(tmp_path: Path, more: str, precision: str, states: str) -> None:
+    found = read(written(tmp_path, FACTORY + more), None, Given(num_gpus=4))
+    assert (found.precision, found.optimizer) == (precision, states)
+
+
+def test_weights_in_16_bits_stay_so_without_mixed_precision(tmp_path: Path) -> None:
+    text = FACTORY.replace("bf16: true", "pure_bf16: true") + "fsdp: full_shard auto_wrap\n"
+    assert read(written(tmp_path, text), None, Given(num_gpus=4)).precision == "bf16_true"
+
+
+@pytest.mark.parametrize(("name", "frozen"), [("Int8", "int8"), ("Int4", "nf4")])
+def test_weights_that_were_published_in_fewer_bits(tmp_path: Path, name: str, frozen: str) -> None:
+    text = FACTORY.replace("Qwen/Qwen3-8B", f"Qwen/Qwen2.5-7B-Instruct-GPTQ-{name}").replace("type: full", "type: lora")
+    assert read(written(tmp_path, text), None, Given(num_gpus=1)).frozen_weights == frozen

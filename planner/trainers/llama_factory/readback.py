@@ -150,7 +150,7 @@ def parse(
         raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid, hinge and ipo are")
     half, single = given.flag("pure_bf16"), given.flag("bf16")
     precision = "bf16" if half or single else "fp16" if given.flag("fp16") else "fp32"
-    if given.flag("fp8"):
+    if given.flag("fp8") or given.flag("fp8_enable_fsdp_float8_all_gather"):  # which switches it on  [hparams/parser.py]
         given.get("fp8_backend")
         precision = "fp8"
     own_arguments.ask_what_is_open(given)
@@ -163,14 +163,14 @@ def parse(
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
     split, sliced = own_arguments.over_sequences(given, split)
-    muon = "muon" if given.flag("use_muon") else None
+    other = "muon" if given.flag("use_muon") else "adafactor" if given.flag("adafactor") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_gpu_train_batch_size", given.size("per_device_train_batch_size", 8)),
         accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=cut, precision=precision,
-        half_weights=half,
-        optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
+        half_weights=half, upcasts=not half or single or split.precision in ("bf16", "fp16"),
+        optimizer=other or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
         recompute=kept, offload_activations=kept and (given.flag("use_unsloth_gc") or unsloth),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),

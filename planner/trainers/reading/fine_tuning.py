@@ -234,6 +234,9 @@ def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     fewer = re.search(r"(?<![\d.])[123][-_]?bits?\b", (job.model or "").lower())
     if job.lora_rank and fewer is not None:
         raise PlannerError(f"{job.given.path}: weights of {job.model} lie in fewer than 4 bits, which is not priced")
+    eight = re.search(r"(gptq|gguf|awq|w8a16|bnb)\S*(int8|8bits?)|w8a16|[-_]8bit", (job.model or "").lower())
+    if job.lora_rank and eight is not None and job.frozen_weights in ("bf16", "fp32"):
+        return "int8", (f"weights of {job.model} lie in 8 bits: priced as int8",)
     four_bits = re.search(r"gptq|awq|aqlm|int4|w4a16|nvfp4|bnb-nf4|[-_]4bit", (job.model or "").lower())
     if not job.lora_rank or four_bits is None or job.frozen_weights not in ("bf16", "fp32"):
         return job.frozen_weights, ()
