@@ -47,7 +47,9 @@ SAID_ELSEWHERE = {
     "precompute_ref_log_probs": "priced as if the reference model ran in every step: time and memory come out too high",
     "rl_adapter_ref_model": "a reference model of its own, which is not priced: memory comes out too low by its weights",
     "dpo_use_liger_kernel": "priced as the loss of torch: memory comes out too high",
-    **dict.fromkeys(("deepcompile", "use_kernels"), "not priced: time comes out too long"),
+    "trainer_cls": "a trainer of its own, which is not read",
+    **dict.fromkeys(("model_kwargs", "overrides_of_model_kwargs"), "not read: how the weights are loaded is not in the plan"),
+    **dict.fromkeys(("deepcompile", "use_kernels", "use_scattermoe", "use_sonicmoe"), "not priced: time comes out too long"),
     **dict.fromkeys(
         ("chunked_cross_entropy", "flash_attn_cross_entropy", "unsloth_cross_entropy_loss"),
         "priced as the loss of torch: memory comes out too high",
