@@ -146,7 +146,7 @@ def reading(job: FineTuning) -> Reading:
     frozen, noted = _frozen(job)
     plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
-    states, paged = _states(*_optimizer(job), trainer)
+    states, paged = _states(*_optimizer(job), trainer, where)
     noted = (*noted, *low)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
@@ -262,12 +262,13 @@ def _optimizer(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     return states, (f"the optimizer {named[:40]} of DeepSpeed's configuration counts, not that of the arguments{as_it_is}",)
 
 
-def _states(optimizer: str, notes: tuple[str, ...], trainer: str) -> tuple[str, tuple[str, ...]]:
-    """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others."""
+def _states(optimizer: str, notes: tuple[str, ...], trainer: str, where: str) -> tuple[str, tuple[str, ...]]:
+    """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others. Raises
+    PlannerError for one that it has not."""
     plain = optimizer.removeprefix("paged_")
     known = load_trainer(trainer).stored.optimizer_bytes
     if plain not in known and optimizer not in known:
-        raise PlannerError(f"optimizer {optimizer} is not modelled over {trainer}; {', '.join(known)} are")
+        raise PlannerError(f"{where}: optimizer {optimizer} is not modelled over {trainer}; {', '.join(known)} are")
     if optimizer in known or plain == optimizer:
         return optimizer, notes
     note = "paged states are priced on the GPU: memory comes out too high, by those states at most"
