@@ -300,7 +300,7 @@ def _require_named(path: Path, words: list[str], said: Given) -> None:
 def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
     named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
-    named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
+    named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json")) and "=" not in word]
     if not named:
         _require_named(path, found.words, said)
     data: dict[str, Any] = {}
@@ -320,5 +320,7 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     given = {**data, **found.settings}
+    if (engine := found.written.get(str(given.get("deepspeed")).removeprefix("./"))) is not None:
+        given["deepspeed"] = library.parse_json(engine, f"{path}: {given['deepspeed']}")
     keys = {name: value for name, value in said.settings.items() if name in given or not _VARIABLE.fullmatch(name)}
     return Settings(path, said.with_settings(keys).filled(given), said=said)
