@@ -17,7 +17,8 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
-from planner.trainers.torchtitan.python_modules import Sections, mode_of, of_module
+from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
+from planner.trainers.torchtitan.words import require_converters, require_states
 
 TRAINS = r"torchtitan\S*train\b"
 """torchtitan's program, as a module or a file."""
@@ -30,7 +31,9 @@ PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
     "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches", "enable_async_tensor_parallel",
-    "expert_parallel_degree",
+    "expert_parallel_degree", "fsdp_reshard_after_forward", "pipeline_parallel_split_points", "pipeline_parallel_schedule_csv",
+    "pipeline_parallel_layers_per_stage", "pipeline_parallel_microbatch_size", "context_parallel_rotate_method",
+    "disable_loss_parallel", "enable_loss_parallel",
 )  # fmt: skip
 """Keys of [training] and [experimental] that belong to parallelism since 2025."""
 
@@ -83,6 +86,13 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
             if name in section:
                 found["parallelism"].setdefault(name, section[name])
                 found["training"].pop(name, None)
+    if (joint := found["parallelism"].pop("enable_loss_parallel", None)) is not None:
+        found["parallelism"].setdefault("disable_loss_parallel", not joint)
+    if (parts := found["parallelism"].pop("module_names_per_model_chunk", None)) is not None:
+        found["parallelism"].setdefault("module_fqns_per_model_part", parts)
+    if found["training"].get("data_parallel_type") == "ddp":  # of 2024
+        whole = found["parallelism"].pop("data_parallel_shard_degree", -1)
+        found["parallelism"] |= {"data_parallel_replicate_degree": whole, "data_parallel_shard_degree": 1}
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
@@ -95,27 +105,31 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
-    other["recompute"] = mode_of(path, checkpoint.get("mode", "selective"))
-    if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":
-        other["layers"], other["version"] = str(checkpoint.get("selective_ac_option", "2")), "0.1" if old else "0.2"
+    mode = checkpoint.get("mode", "selective")
+    other["questions"] = [between(mode)] if mode in BETWEEN else []
+    other["recompute"] = mode_of(path, "selective" if mode in BETWEEN else mode)
+    named = "per_op_sac_force_recompute_mm_shapes_by_fqns"
+    if [one for one in checkpoint.get(named) or () if "router" not in str(one)]:
+        notes.append(f"activation_checkpoint.{named}: products that it names are priced as others")
+    option = str(checkpoint.get("selective_ac_option", "2"))
+    if other["recompute"] == Recompute.SELECTIVE and mode not in BETWEEN and option != "op":
+        other["layers"], other["version"] = option, "0.1" if old else "0.2"
     model = _table(data, "model")
     names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
     other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
-    other["untied"] = str(model.get("name", "")) == "llama3"
+    if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
+        notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
+    other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
-    states = [f"optimizer.{one}" for one, value in _table(data, "optimizer").items() if value is True and STATES.search(one)]
-    if states:
-        raise not_priced(str(path), states, states)
+    require_states(path, _table(data, "optimizer"))
+    if _table(data, "optimizer").get("implementation") == "for-loop":
+        notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
-    other.update(_low_precision(data, model))
+    other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
-
-
-STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
-"""Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -123,18 +137,21 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     converters = [
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
     old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
-    quantised = _table(_table(data, "quantize"), "linear")
+    notes += require_converters(path, converters, {one: _table(data, one) for one in ("float8", "mx", "quantize")})
+    quantised = {**_table(_table(data, "quantize"), "dense"), **_table(_table(data, "quantize"), "linear")}
+    grouped = {"grouped": any("grouped_mm" in one or "moe" in one for one in converters)}
+    grouped["grouped"] |= any(_table(data, one).get("moe_fqns_prototype") for one in ("float8", "mx"))
     recipe = str(
         _table(quantised, "float8").get("recipe_name") or _table(data, "float8").get("recipe_name") or "tensorwise"
     )
     if old or any("float8" in one for one in converters):
-        return {"precision": "fp8_row" if recipe.startswith("rowwise") else "fp8"}
-    return {"precision": "mxfp8"} if any("mx" in one for one in converters) else {}
+        return {"precision": "fp8_row" if recipe.startswith("rowwise") else "fp8", **grouped}
+    return {"precision": "mxfp8", **grouped} if any("mx" in one for one in converters) else {}
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -221,7 +238,7 @@ def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) 
     found = tables(path, given.filled(data))
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
     names = {"activation_checkpoint": ("recompute", "layers", "version"), "optimizer": ("optimizer",), "compile": ("compile",),
-             "precision": ("precision",)}  # fmt: skip
+             "precision": ("precision", "grouped")}  # fmt: skip
     kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 

@@ -1,0 +1,69 @@
+"""Words of torchtitan that a plan says otherwise, or does not hold: what is to be said of them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.model import ModelSpec
+from planner.trainers.reading.values import not_priced
+
+STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)|dtype|precision|bf16|fp(8|16)|quant")
+"""Words of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
+LINEAR, GROUPED = r"float8|mx|(quantize\.)?(linear|dense)\.(float8|mx)", r"(quantize\.)?(grouped_mm|moe)\.(float8|mx)"
+"""Converters of linear layers, and of the grouped products of experts.  [components/quantization]"""
+FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
+"""Layers that stay as they are without a word: their products are few, or planner's fp8 leaves them out."""
+BACKENDS = ("standard", "deepep", "hybridep")
+
+
+def require_states(path: Path, optimizer: Mapping[str, Any]) -> None:
+    """Raises PlannerError for words of the optimizer that decide its states."""
+    usual = ("", "float32", "fp32", "torch.float32")
+    on = (one for one, value in optimizer.items() if value is True or (isinstance(value, str) and value not in usual))
+    states = [f"optimizer.{one}" for one in on if STATES.search(one)]
+    if states:
+        raise not_priced(str(path), states, states)
+
+
+def require_converters(path: Path, converters: list[str], table: Mapping[str, Any]) -> list[str]:
+    """Notes on the converters of a model. Raises PlannerError for one that is not priced. ``table``: what [float8], [mx] and
+    [quantize] say."""
+    whole = [one for one in converters if re.fullmatch(LINEAR, one)]
+    wrong = [one for one in converters if one not in whole and not re.fullmatch(GROUPED, one)]
+    if wrong or (converters and not whole):
+        which = wrong[0] if wrong else converters[0]
+        why = "is not priced" if wrong else "alone, low precision of the experts without the linear layers, is not priced"
+        raise PlannerError(f"{path}: model.converters {shown(which)} {why}; --set model.converters=[] imports the job without")
+    kept = [str(one) for one in _filtered(table) if not FEW.fullmatch(str(one))]
+    return [f"layers whose names hold {', '.join(kept[:8])} stay in 16 bits; priced in low precision"] if kept and whole else []
+
+
+def _filtered(table: Mapping[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for name, value in table.items():
+        if name == "filter_fqns":
+            found += value if isinstance(value, list) else str(value).split(",")
+        elif isinstance(value, Mapping):
+            found += _filtered(value)
+    return found
+
+
+def notes_of(
+    parallel: Mapping[str, Any], training: Mapping[str, Any], other: Mapping[str, Any], model: ModelSpec | None
+) -> list[str]:
+    """What is taken for what, or is not in the plan."""
+    whole = str(parallel["disable_loss_parallel"]).lower() == "true" and parallel["tensor_parallel_degree"] > 1
+    turned = parallel["context_parallel_degree"] > 1 and parallel["context_parallel_rotate_method"] != "allgather"
+    backend, experts = str(parallel["expert_parallel_comm_backend"]), parallel["expert_parallel_degree"] > 1
+    reduce = str(training["mixed_precision_reduce"])
+    low = other.get("precision") in ("fp8", "fp8_row", "mxfp8") and not other.get("grouped")
+    dense = low and model is not None and model.is_moe
+    return [
+        *["disable_loss_parallel: each rank has the logits of the whole vocabulary, and the memory a share of them"] * whole,
+        *["context_parallel_rotate_method alltoall passes keys and values in a ring; priced as one gathering of them"] * turned,
+        *[f"expert_parallel_comm_backend {shown(backend)} is priced as an all-to-all"] * (experts and backend not in BACKENDS),
+        *[f"mixed_precision_reduce {shown(reduce)}: gradients are reduced in it, and priced in float32"] * (reduce != "float32"),
+        *["products of the experts stay in 16 bits; priced in low precision with the others"] * dense,
+    ]
