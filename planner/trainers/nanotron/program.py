@@ -21,7 +21,7 @@ IN_ORDER = {
     "OptimizerArgs": ("optimizer_factory", "zero_stage", "weight_decay", "clip_grad", "accumulate_grad_in_fp32"),
 }  # fmt: skip
 """Fields of the classes that are built without their names.  [config/config.py, config/parallelism_config.py]"""
-SAYS = {
+SAYS: dict[str, dict[str, Any]] = {
     "LlamaConfig": {"is_llama_config": True}, "Qwen2Config": {"is_qwen2_config": True},
     "Starcoder2Config": {"is_starcoder2_config": True}, "MambaModelConfig": {"is_mamba_config": True},
     "LlaMoEConfig": {"is_llamoe_config": True}, "AdamWOptimizerArgs": {"name": "adamW"}, "SGDOptimizerArgs": {"name": "sgd"},
@@ -57,7 +57,7 @@ def _part(script: Parts, call: ast.Call, depth: int) -> dict[str, Any]:
     name = last_name(call.func)
     positions = dict(zip(IN_ORDER.get(name, ()), call.args, strict=False))
     words = {**positions, **{one.arg: one.value for one in call.keywords if one.arg}}
-    named = {"name": name} if name.endswith("OptimizerArgs") and name != "OptimizerArgs" else {}
+    named: dict[str, Any] = {"name": name} if name.endswith("OptimizerArgs") and name != "OptimizerArgs" else {}
     return {**named, **SAYS.get(name, {}), **{key: _field(script, node, depth + 1) for key, node in words.items()}}
 
 

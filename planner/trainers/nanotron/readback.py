@@ -10,9 +10,9 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.trainer_options import spell
-from planner.trainers.nanotron.models import model_of, notes_of, own_layers, rows_of
+from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
 from planner.trainers.nanotron.program import FORM, data_of
-from planner.trainers.nanotron.words import NOTHING, lengths_of, require_priced
+from planner.trainers.nanotron.sections import NOTHING, lengths_of, require_priced
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask

@@ -17,8 +17,8 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
+from planner.trainers.torchtitan.own_words import require_converters, require_states
 from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
-from planner.trainers.torchtitan.words import require_converters, require_states
 
 TRAINS = r"torchtitan\S*train\b"
 """torchtitan's program, as a module or a file."""

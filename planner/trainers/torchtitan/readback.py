@@ -16,10 +16,10 @@ from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.own_words import notes_of
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.python_parts import NO_CHUNKS
 from planner.trainers.torchtitan.stages import pipeline
-from planner.trainers.torchtitan.words import notes_of
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "parallelism": {
