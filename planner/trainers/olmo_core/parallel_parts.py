@@ -112,7 +112,10 @@ def notes_of(script: Parts, parts: dict[str, ast.Call | None], parallel: dict[st
     ring = cp is not None and last_name(cp.func) == "zig_zag"
     usual = list(dict.fromkeys(script.defaults))
     nodes = parallel["kind"] == "hsdp" and parallel["num_replicas"] is None and parallel["shard_degree"] is None
+    words = (one for call in script.every_call() for one in call.keywords if one.arg == "generate_doc_lengths")
+    masked = any(script.value(one.value) is True for one in words)
     return (
+        *["attention ends at documents; priced over whole sequences, so its time comes out too long"] * masked,
         *[f"hsdp without num_replicas and shard_degree has one replica a node; nodes have {NODE} GPUs"] * nodes,
         *[f"options of the script at their defaults: {', '.join(usual)}"] * bool(usual),
         *["cp_config zig_zag passes keys and values in a ring; priced as one gathering of them"] * ring,

@@ -15,6 +15,7 @@ from planner.layout import Recompute
 from planner.trainers.olmo_core.assignments import require_unchanged
 from planner.trainers.olmo_core.cookbook import LENGTHS, OlmoScript
 from planner.trainers.olmo_core.models import MOST_CALLS, model_of
+from planner.trainers.olmo_core.overrides import NUMBERS, read_as, started
 from planner.trainers.olmo_core.parallel_parts import (
     NODE,
     launched_on,
@@ -26,7 +27,7 @@ from planner.trainers.olmo_core.parallel_parts import (
 )
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.given import Given, Question, ask, value_of
+from planner.trainers.reading.given import Given, OpenQuestionsError, Question, ask, value_of
 from planner.trainers.reading.python_text import UNNAMED, last_name
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import quotient
@@ -41,7 +42,11 @@ OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfi
 
 
 def read(path: Path, said: Given) -> Reading:
-    """The training of a script. Raises PlannerError, OpenQuestionsError for what its text does not say."""
+    """The training of a script, or of a command that starts one. Raises PlannerError, OpenQuestionsError for what its text does not
+    say."""
+    if path.suffix != ".py":
+        return _of_command(path, said)
+    said = read_as(said)
     script, said, launched, length, usual = _followed(path, said)
     asked: list[Question] = [] if length is not None else [NEEDED["sequence_length"]]
     module = _module(script)
@@ -93,6 +98,23 @@ def read(path: Path, said: Given) -> Reading:
         found, model=None if said.model is not None else spec, unread=(*found.unread, *_unread(script, parts)),
         architecture={} if model.vocab_size is None else {"vocab_size": model.vocab_size}, notes=(*found.notes, *notes),
     )  # fmt: skip
+
+
+def _of_command(path: Path, said: Given) -> Reading:
+    """The program that a command starts, under its options; what both leave open is asked in one sentence."""
+    program, over, notes, asked = started(path, said)
+    try:
+        found = read(program, over)
+    except OpenQuestionsError as error:
+        names = {one.about.removeprefix("--") for one in asked}
+        ask(str(path), [*asked, *(one for one in error.questions if one.name not in {NUMBERS.get(name) for name in names})])
+    except PlannerError:
+        if asked:
+            ask(str(path), asked)
+        raise
+    if asked:
+        ask(str(path), asked)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def _followed(path: Path, said: Given) -> tuple[Parts, Given, int | None, int | None, bool]:
