@@ -79,10 +79,18 @@ def test_layers_that_stay_in_16_bits_are_said(tmp_path: Path) -> None:
     assert any("experts stay in 16 bits" in one for one in experts.notes)
 
 
-@pytest.mark.parametrize("word", ['state_dtype = "bfloat16"', "bf16_states = true"])
-def test_words_for_states_of_the_optimizer_are_refused(tmp_path: Path, word: str) -> None:
-    with pytest.raises(PlannerError, match=f"optimizer.{word.partition(' ')[0]} decides memory"):
+@pytest.mark.parametrize("word", ['state_dtype = "bfloat16"', "use_bf16 = true"])
+def test_words_for_types_of_the_optimizer_are_asked(tmp_path: Path, word: str) -> None:
+    name = f"optimizer.{word.partition(' ')[0]}"
+    with pytest.raises(OpenQuestionsError, match=f"--set {name}=false .no setting of torchtitan"):
         _read(tmp_path, optimizer=word)
+    assert _read(tmp_path, Given(settings={name: "false"}), optimizer=word).num_gpus == 8
+
+
+def test_words_of_forks_for_layers_and_passes(tmp_path: Path) -> None:
+    found = _read(tmp_path, model="precondition_mlp = true\npower_iter = 5", training="grad_accumulation_steps = 4")
+    assert found.fields["num_microbatches"] == 4
+    assert any("words of [model] that torchtitan does not have, not in the plan: precondition_mlp" in one for one in found.notes)
 
 
 @pytest.mark.parametrize(("parts", "sentence"), [

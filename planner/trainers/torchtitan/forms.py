@@ -17,7 +17,7 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
-from planner.trainers.torchtitan.own_words import require_converters, require_states
+from planner.trainers.torchtitan.own_words import own_layers, require_converters, require_states
 from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
 
 TRAINS = r"torchtitan\S*train\b"
@@ -93,6 +93,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     if found["training"].get("data_parallel_type") == "ddp":  # of 2024
         whole = found["parallelism"].pop("data_parallel_shard_degree", -1)
         found["parallelism"] |= {"data_parallel_replicate_degree": whole, "data_parallel_shard_degree": 1}
+    if "grad_accumulation_steps" in found["training"]:  # of forks
+        found["training"].setdefault("gradient_accumulation_steps", found["training"].pop("grad_accumulation_steps"))
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
@@ -122,7 +124,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
-    require_states(path, _table(data, "optimizer"))
+    other["questions"] += require_states(path, _table(data, "optimizer"))
+    notes += own_layers(model)
     if _table(data, "optimizer").get("implementation") == "for-loop":
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))

@@ -7,10 +7,15 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
+from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.values import not_priced
 
-STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)|dtype|precision|bf16|fp(8|16)|quant")
-"""Words of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
+STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
+"""Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
+TYPES = re.compile(r"dtype|precision|bf16|fp(8|16)|quant")
+"""Words of [optimizer] that may be of the states, or of a product within the step."""
+LAYERS = re.compile(r"name|flavor|norm_type|tokenizer\w*|hf_\w+|converters|print_\w+|model_args|\w*path\w*|\w*(token|tokens)")
+"""Words of [model] that torchtitan has, or that make no other layers."""
 LINEAR, GROUPED = r"float8|mx|(quantize\.)?(linear|dense)\.(float8|mx)", r"(quantize\.)?(grouped_mm|moe)\.(float8|mx)"
 """Converters of linear layers, and of the grouped products of experts.  [components/quantization]"""
 FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
@@ -18,13 +23,21 @@ FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
 BACKENDS = ("standard", "deepep", "hybridep")
 
 
-def require_states(path: Path, optimizer: Mapping[str, Any]) -> None:
-    """Raises PlannerError for words of the optimizer that decide its states."""
+def require_states(path: Path, optimizer: Mapping[str, Any]) -> list[Question]:
+    """What is asked about words of the optimizer that may be of its states. Raises PlannerError for those that are."""
     usual = ("", "float32", "fp32", "torch.float32")
-    on = (one for one, value in optimizer.items() if value is True or (isinstance(value, str) and value not in usual))
-    states = [f"optimizer.{one}" for one in on if STATES.search(one)]
+    on = [one for one, value in optimizer.items() if value is True or (isinstance(value, str) and value not in usual)]
+    states = [f"optimizer.{one}" for one in on if STATES.search(one) and not TYPES.search(one)]
     if states:
         raise not_priced(str(path), states, states)
+    return [setting_of_a_fork(f"optimizer.{one}", "torchtitan") for one in on if TYPES.search(one)]
+
+
+def own_layers(model: Mapping[str, Any]) -> list[str]:
+    """A note on words of [model] that torchtitan does not have."""
+    own = [one for one, value in model.items() if not isinstance(value, str | Mapping) and value not in (None, False, 0, [])
+           and not LAYERS.fullmatch(one)]  # fmt: skip
+    return [f"words of [model] that torchtitan does not have, not in the plan: {', '.join(own[:8])}"] if own else []
 
 
 def require_converters(path: Path, converters: list[str], table: Mapping[str, Any]) -> list[str]:
