@@ -106,6 +106,11 @@ def test_sizes_that_the_file_leaves_out_are_nanotrons(tmp_path: Path) -> None:
     assert found is not None and (found.window, found.num_windowed_layers) == (512, 8)
 
 
+def test_mistral_has_the_sizes_of_llama(tmp_path: Path) -> None:
+    found = _read(tmp_path, sizes=f"{LLAMA.replace('llama', 'mistral')}, sliding_window_size: 512, attn_pdrop: 0.0")
+    assert found.model is not None and (found.model.num_kv_heads, found.model.window, asked_for(found)) == (8, 512, [])
+
+
 def test_starcoder_2(tmp_path: Path) -> None:
     sizes = "is_starcoder2_config: true, hidden_size: 3072, num_attention_heads: 24, num_hidden_layers: 30, vocab_size: 49152"
     found = _read(tmp_path, sizes=f"{sizes}, grouped_query: true, num_kv_heads: 2, intermediate_size: 12288, rope_theta: 10000")

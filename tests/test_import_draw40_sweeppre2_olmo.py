@@ -25,6 +25,7 @@ def _read(folder: Path, options: str = "", command: str = TORCHRUN, said: Given 
     ("--train_module.rank_microbatch_size=$((4 * 2048))", {"micro_batch_size": 4, "num_microbatches": 2}),
     ("--train_module.rank_microbatch_size 8192", {"micro_batch_size": 4, "num_microbatches": 2}),
     ("--data_loader.global_batch_size=524288", {"num_microbatches": 8}),
+    ('data_loader.global_batch_size="524288" train_module.rank_microbatch_size=8192', {"micro_batch_size": 4, "num_microbatches": 4}),
     ("--dataset.sequence_length=4096", {"micro_batch_size": 1 * 2, "num_microbatches": 2}),
     ("--train_module.dp_config.name=hsdp --train_module.dp_config.shard_degree=4", {"dp_shard": 4}),
     ("--train_module.tp_config.degree=2", {"tp": 2, "dp": 8}),

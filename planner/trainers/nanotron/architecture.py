@@ -16,7 +16,7 @@ MODEL_WORDS = (
     r"is_\w+_config|head_dim|(bos|eos|pad)_token_id|hidden_(act|size)|initializer_range|intermediate_size|max_position_embeddings"
     r"|num_(attention_heads|hidden_layers|key_value_heads)|attention_bias|pretraining_tp|rms_norm_eps|rope_\w+|tie_word_embeddings"
     r"|use_cache|vocab_size|_\w+|z_loss_\w+|log_attn_probs|moe_\w+|num_experts_per_tok(en)?|no_rope_layer|sliding_window_size"
-    r"|ring_attn_heads_k_stride|flex_attention_mask"
+    r"|ring_attn_heads_k_stride|flex_attention_mask|attn_pdrop"
 )
 """Words of its Llama and Qwen2, whose layers are those of transformers.  [config/models_config.py]"""
 STARCODER_WORDS = (
@@ -55,7 +55,7 @@ def model_of(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
     if sizes.get("is_starcoder2_config"):
         return _starcoder(sizes, path)
     kinds = [name for name, value in sizes.items() if value and re.fullmatch(r"is_\w+_config", str(name))]
-    if not set(kinds) <= {"is_llama_config", "is_qwen2_config", "is_llamoe_config"}:
+    if not set(kinds) <= {"is_llama_config", "is_qwen2_config", "is_llamoe_config", "is_mistral_config"}:
         return None
     if not kinds and not {"hidden_size", "num_hidden_layers"} <= sizes.keys():  # of transformers, or another class
         return None

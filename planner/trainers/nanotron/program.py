@@ -24,7 +24,8 @@ IN_ORDER = {
 SAYS: dict[str, dict[str, Any]] = {
     "LlamaConfig": {"is_llama_config": True}, "Qwen2Config": {"is_qwen2_config": True},
     "Starcoder2Config": {"is_starcoder2_config": True}, "MambaModelConfig": {"is_mamba_config": True},
-    "LlaMoEConfig": {"is_llamoe_config": True}, "AdamWOptimizerArgs": {"name": "adamW"}, "SGDOptimizerArgs": {"name": "sgd"},
+    "LlaMoEConfig": {"is_llamoe_config": True}, "MistralConfig": {"is_mistral_config": True},
+    "AdamWOptimizerArgs": {"name": "adamW"}, "SGDOptimizerArgs": {"name": "sgd"},
 }  # fmt: skip
 """What the class of a part says by itself."""
 ENGINES = {"OneForwardOneBackwardPipelineEngine": "1f1b", "AllForwardAllBackwardPipelineEngine": "afab"}

@@ -4,6 +4,7 @@ PLACE = 74
 FORM = (
     "py sh bash slurm sbatch",
     r"\bTransformer(Pipeline)?TrainModuleConfig\(|\bcookbook\.configure_train_module\(|--(train_module|data_loader)\.\w+"
+    r"|^[ \t\"'(]*(train_module|data_loader)\.\w+="
     r"|\bolmo_core\.launch\.beaker\b",
 )
 PROGRAMS = True

@@ -15,6 +15,7 @@ from planner.trainers.reading.commands import launched, processes
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file
 from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
 from planner.trainers.reading.values import read_text
 
@@ -129,9 +130,10 @@ def started(path: Path, said: Given) -> tuple[Path, Given, tuple[str, ...], list
     settings: dict[str, Any] = {}
     notes: list[str] = []
     gpus = processes(script, run) if run else None
-    if run and any(word.startswith("-") for word in behind):
+    if run and any(word.startswith("-") or "=" in word for word in behind):
         found = launched(path, said, re.escape(name))
-        settings, gpus = found.settings, found.num_gpus
+        plain = (word.partition("=") for word in found.words if "=" in word)  # Config.merge takes them without dashes too
+        settings, gpus = {**found.settings, **{key.lstrip("+~"): parsed(value) for key, _, value in plain}}, found.num_gpus
         notes += found.notes
     elif re.search(r"\$[@*]", read_text(path)):
         notes.append("options that the caller of the script gives it ($@) are not in the plan")
