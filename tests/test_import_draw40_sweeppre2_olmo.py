@@ -25,7 +25,7 @@ def _read(folder: Path, options: str = "", command: str = TORCHRUN, said: Given 
     ("--train_module.rank_microbatch_size=$((4 * 2048))", {"micro_batch_size": 4, "num_microbatches": 2}),
     ("--train_module.rank_microbatch_size 8192", {"micro_batch_size": 4, "num_microbatches": 2}),
     ("--data_loader.global_batch_size=524288", {"num_microbatches": 8}),
-    ('data_loader.global_batch_size="524288" train_module.rank_microbatch_size=8192', {"micro_batch_size": 4, "num_microbatches": 4}),
+    ('data_loader.global_batch_size="524288" train_module.rank_microbatch_size=8192', {"num_microbatches": 4}),
     ("--dataset.sequence_length=4096", {"micro_batch_size": 1 * 2, "num_microbatches": 2}),
     ("--train_module.dp_config.name=hsdp --train_module.dp_config.shard_degree=4", {"dp_shard": 4}),
     ("--train_module.tp_config.degree=2", {"tp": 2, "dp": 8}),
@@ -81,3 +81,10 @@ def test_the_same_options_by_hand(tmp_path: Path) -> None:
 def test_attention_within_documents_is_said(tmp_path: Path) -> None:
     data = "generate = NumpyFSLDatasetConfig(generate_doc_lengths=True)"
     assert any("ends at documents" in one for one in _read(tmp_path, before=data).notes)
+
+
+def test_a_ladder_of_olmo_core_is_no_program_of_transformers(tmp_path: Path) -> None:
+    written(tmp_path, "class Trainer:\n    pass\n\ndef fit():\n    return Trainer(model)\n", "olmo_core/train.py")
+    text = "from olmo_core.train import fit\nif __name__ == '__main__':\n    fit()\n"
+    with pytest.raises(PlannerError, match="a program of OLMo-core, of whose programs this one is not read"):
+        read(written(tmp_path, text, "ladder.py"))

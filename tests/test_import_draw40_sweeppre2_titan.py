@@ -200,3 +200,25 @@ def test_what_a_module_leaves_open_is_asked_in_one_message(tmp_path: Path) -> No
     assert sorted(one.name for one in caught.value.questions) == sorted(names)
     found = _module(tmp_path, dict(zip(names, ("2", "full", "4"), strict=True)), **parts)
     assert (found.fields["tp"], found.fields["recompute"], found.fields["micro_batch_size"]) == (4, Recompute.FULL, 2)
+
+
+@pytest.mark.parametrize(("words", "fields", "option"), [
+    ("activation-checkpoint:full", {"recompute": int(Recompute.FULL)}, ""), ("activation_checkpoint:none", {"recompute": 0}, ""),
+    ("--compile.enable --compile.enable_async_tensor_parallel", {"tp": 2}, "tp_overlap=on"),
+    ("--training.no-enable-cpu-offload", {"offload_parameters": 0}, ""),
+])  # fmt: skip
+def test_words_of_a_command_over_a_module(tmp_path: Path, words: str, fields: dict[str, int], option: str) -> None:
+    written(tmp_path, PYTHON.format(**MODULE), "torchtitan/models/llama3/config_registry.py")
+    script = f"torchrun --nproc_per_node=16 -m torchtitan.train --module llama3 --config llama3_8b {words}\n"
+    found = read(written(tmp_path, script, "job.sh"))
+    assert fields.items() <= found.fields.items() and option in found.trainer
+
+
+def test_a_policy_between_of_a_command_is_asked(tmp_path: Path) -> None:
+    written(tmp_path, PYTHON.format(**MODULE), "torchtitan/models/llama3/config_registry.py")
+    words = "--module llama3 --config llama3_8b activation-checkpoint:memory-budget"
+    file = written(tmp_path, f"torchrun --nproc_per_node=16 -m torchtitan.train {words}\n", "job.sh")
+    with pytest.raises(OpenQuestionsError, match="--set activation_checkpoint.mode="):
+        read(file)
+    found = read(file, None, Given(settings={"activation_checkpoint.mode": "full"}))
+    assert found.fields["recompute"] == Recompute.FULL

@@ -21,7 +21,7 @@ KNOWN = {
     "tokens": r"sequence_length|train_steps|micro_batch_size|batch_accumulation_per_replica|val_\w+|limit_\w+",
 }  # fmt: skip
 DECIDES = re.compile(
-    r"lora|peft|adapter|freez|frozen|quant|fp[48]|[48]_?bit|dtype|precision|offload|distill|teacher|ref(erence)?_model|doremi"
+    r"lora|peft|adapter|freez|frozen|quant|fp[48]|[48]_?bit|dtype|precision|offload|distill|teacher|ref(erence)?_model"
     r"|batch|accumul|segment|infini|recompute|activation_ckpt|galore|muon|(^|[._])ema([._]|$)|attention|memory|parallel|chosen|rejected"
 )
 """Words of forks that decide memory, precision, degrees or the step."""

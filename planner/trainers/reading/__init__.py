@@ -33,7 +33,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [own_program]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
-    if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):
+    alone = path.suffix == ".py" and "__main__" in text and trains_with(text) is None
+    if not fits and alone and load("trl", "readback").in_modules(path):
         fits = ["trl"]
     if name or fits:
         try:

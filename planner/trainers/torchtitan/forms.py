@@ -128,6 +128,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     notes += own_layers(model)
     if _table(data, "optimizer").get("implementation") == "for-loop":
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
+    if _table(data, "compile").get("enable_async_tensor_parallel") is True:  # where it stands since 0.3
+        found["parallelism"].setdefault("enable_async_tensor_parallel", True)
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
@@ -181,6 +183,8 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
             if section not in SECTIONS or not key or key.startswith(PATHS):
                 continue
             value = values[0] if values else "true"
+            if key.startswith("no_"):  # of tyro: --training.no-enable-cpu-offload
+                key, value = key[3:], "false"
             if is_open(value) or under:
                 asked = () if "." in key else roots(value) or [one for one in under if one] or [key]
                 questions |= {one: name for one in asked if one not in questions}
@@ -194,8 +198,10 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         ask(
             str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
         )
+    union = _of_union(path, words, given)
     if registered:
         over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
+        over["other"] |= union
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
@@ -204,11 +210,20 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         data["model"] = {**data["model"], "converters": converters.split(",")}
     known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
-    found["other"]["toml"] = toml
-    for word in words:  # of a union of classes, since 0.3
-        if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
-            found["other"]["recompute"] = mode_of(path, word.split(":", 1)[1])
+    found["other"] |= {"toml": toml, **union}
     return {**found, "started": {"gpus": gpus}}
+
+
+def _of_union(path: Path, words: list[str], given: Given) -> dict[str, Any]:
+    """The policy of recompute that a word of a union of classes chooses, since 0.3: activation-checkpoint:full."""
+    chosen = [one[1].lower() for word in words if (one := re.fullmatch(r"activation[-_]checkpoint:(\S+)", word))]
+    if not chosen:
+        return {}
+    said = given.setting("activation_checkpoint.mode")
+    mode = next((name for name in ("full", "selective", "none") if chosen[-1].startswith(name)), None)
+    if mode is None and said is None:
+        return {"questions": [between(chosen[-1])]}
+    return {"recompute": mode_of(path, said or mode)}
 
 
 OWN_MODULES = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")

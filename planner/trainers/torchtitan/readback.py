@@ -195,9 +195,11 @@ def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any]
     etp = parallel["expert_tensor_parallel_degree"]
     experts = whole_number(parallel["expert_parallel_degree"], f"{path}: parallelism.expert_parallel_degree")
     if etp not in (None, 1) and experts > 1:  # without it experts lie over tensor parallel ranks whatever it says
-        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan of torchtitan has 1 only")
+        sets = "--set parallelism.expert_tensor_parallel_degree=1 imports the job with that"
+        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan of torchtitan has 1 only; {sets}")
     if tp > 1 and str(parallel["enable_sequence_parallel"]).lower() == "false":
-        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan of torchtitan has it with tp > 1")
+        sets = "--set parallelism.enable_sequence_parallel=true imports the job with it"
+        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan of torchtitan has it with tp > 1; {sets}")
     found = list(other.get("questions", ()))
     if not re.fullmatch(r"[1-9]\d{0,3}", other.get("layers", "1")):
         about = f"it is {shown(other['layers'])}; op, or n for every n-th layer"
