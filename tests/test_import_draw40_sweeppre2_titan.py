@@ -222,3 +222,20 @@ def test_a_policy_between_of_a_command_is_asked(tmp_path: Path) -> None:
         read(file)
     found = read(file, None, Given(settings={"activation_checkpoint.mode": "full"}))
     assert found.fields["recompute"] == Recompute.FULL
+
+
+@pytest.mark.parametrize("name", ["ADOPT", "DecoupledAdamW"])
+def test_an_optimizer_of_adams_kind_is_asked(tmp_path: Path, name: str) -> None:
+    text = TOML.format(**USUAL).replace('"AdamW"', f'"{name}"')
+    file = written(tmp_path, text, "a.toml")
+    with pytest.raises(OpenQuestionsError, match=f"--set optimizer.name=AdamW .it is '{name}'"):
+        read(file)
+    assert read(file, None, Given(settings={"optimizer.name": "AdamW"})).optimizer == "adam"
+    with pytest.raises(PlannerError, match="optimizer.name is 'SGD'"):
+        read(written(tmp_path, TOML.format(**USUAL).replace('"AdamW"', '"SGD"'), "b.toml"))
+
+
+def test_replicas_of_torchft_are_said(tmp_path: Path) -> None:
+    more = '[fault_tolerance]\nenable = true\nsemi_sync_method = "diloco"'
+    assert any("torchft synchronises and 'diloco'" in one for one in _read(tmp_path, more=more).notes)
+    assert _read(tmp_path, more=more.replace("true", "false")).notes == ()

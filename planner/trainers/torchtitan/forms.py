@@ -17,7 +17,7 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
-from planner.trainers.torchtitan.own_words import own_layers, require_converters, require_states
+from planner.trainers.torchtitan.own_words import of_replicas, own_layers, require_converters, require_states
 from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
 
 TRAINS = r"torchtitan\S*train\b"
@@ -74,12 +74,9 @@ TABLES = (
 """Tables of a configuration of torchtitan, of all its versions."""
 
 
-def tables(path: Path, data: dict[str, Any]) -> Sections:
-    """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
-    found = _plain(data)
-    experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
-    old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
-    for section in (found["training"], dict(experimental or {})):
+def _renamed(found: Sections, experimental: dict[str, Any]) -> None:
+    """Sections with today's names in place of those of other versions and forks."""
+    for section in (found["training"], experimental):
         if "data_parallel_degree" in section:  # before there were replicas
             section["data_parallel_shard_degree"] = section.pop("data_parallel_degree")
         for name in _OLD_PARALLEL:
@@ -97,6 +94,14 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         found["training"].setdefault("gradient_accumulation_steps", found["training"].pop("grad_accumulation_steps"))
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
+
+
+def tables(path: Path, data: dict[str, Any]) -> Sections:
+    """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
+    found = _plain(data)
+    experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
+    old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
+    _renamed(found, dict(experimental or {}))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
     own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
     wrong = [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]  # other layers
@@ -125,7 +130,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     other["questions"] += require_states(path, _table(data, "optimizer"))
-    notes += own_layers(model)
+    notes += [*own_layers(model), *of_replicas(data)]
     if _table(data, "optimizer").get("implementation") == "for-loop":
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
     if _table(data, "compile").get("enable_async_tensor_parallel") is True:  # where it stands since 0.3

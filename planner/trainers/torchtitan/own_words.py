@@ -33,6 +33,23 @@ def require_states(path: Path, optimizer: Mapping[str, Any]) -> list[Question]:
     return [setting_of_a_fork(f"optimizer.{one}", "torchtitan") for one in on if TYPES.search(one)]
 
 
+def of_its_kind(name: str) -> list[Question]:
+    """What is asked about an optimizer of a fork that is of Adam's kind by its name: two moments a weight, or other states."""
+    if name.lower() in ("adam", "adamw") or not re.fullmatch(r"(?i)(decoupled|aggmo|clipped|stable|nd|c)*_?(adamw?|adopt)", name):
+        return []
+    about = f"it is {shown(name)}, an optimizer of a fork; AdamW where it holds two moments a weight in float32"
+    return [Question(name="optimizer.name", about=about, choices=("AdamW",))]
+
+
+def of_replicas(data: Mapping[str, Any]) -> list[str]:
+    """A note on replicas that train apart and are synchronised by torchft."""
+    part = data.get("fault_tolerance")
+    if not isinstance(part, Mapping) or part.get("enable") is not True:
+        return []
+    how = f" and {shown(part['semi_sync_method'])}" if part.get("semi_sync_method") else ""
+    return [f"fault_tolerance: replicas that torchft synchronises{how}, with what that holds and sends, are not in the plan"]
+
+
 def own_layers(model: Mapping[str, Any]) -> list[str]:
     """A note on words of [model] that torchtitan does not have."""
     own = [one for one, value in model.items() if not isinstance(value, str | Mapping) and value not in (None, False, 0, [])

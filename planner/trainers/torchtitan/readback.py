@@ -16,7 +16,7 @@ from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
-from planner.trainers.torchtitan.own_words import notes_of
+from planner.trainers.torchtitan.own_words import notes_of, of_its_kind
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.python_parts import NO_CHUNKS
 from planner.trainers.torchtitan.stages import pipeline
@@ -196,11 +196,11 @@ def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any]
     experts = whole_number(parallel["expert_parallel_degree"], f"{path}: parallelism.expert_parallel_degree")
     if etp not in (None, 1) and experts > 1:  # without it experts lie over tensor parallel ranks whatever it says
         sets = "--set parallelism.expert_tensor_parallel_degree=1 imports the job with that"
-        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan of torchtitan has 1 only; {sets}")
+        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan has 1 only; {sets}")
     if tp > 1 and str(parallel["enable_sequence_parallel"]).lower() == "false":
         sets = "--set parallelism.enable_sequence_parallel=true imports the job with it"
-        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan of torchtitan has it with tp > 1; {sets}")
-    found = list(other.get("questions", ()))
+        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan has it with tp > 1; {sets}")
+    found = [*other.get("questions", ()), *of_its_kind(str(other.get("optimizer", "AdamW")))]
     if not re.fullmatch(r"[1-9]\d{0,3}", other.get("layers", "1")):
         about = f"it is {shown(other['layers'])}; op, or n for every n-th layer"
         found.append(Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op", "2")))
