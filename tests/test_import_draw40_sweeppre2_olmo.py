@@ -88,3 +88,15 @@ def test_a_ladder_of_olmo_core_is_no_program_of_transformers(tmp_path: Path) -> 
     text = "from olmo_core.train import fit\nif __name__ == '__main__':\n    fit()\n"
     with pytest.raises(PlannerError, match="a program of OLMo-core, of whose programs this one is not read"):
         read(written(tmp_path, text, "ladder.py"))
+
+
+def test_what_a_script_says_beside_its_degrees(tmp_path: Path) -> None:
+    found = _read(tmp_path, more="tp_config=TransformerTensorParallelConfig(degree=2, enable_async=True),")
+    assert found.fields["tp"] == 2 and "tp_overlap=on" in found.trainer
+    found = _read(tmp_path, more="own_loss_chunks=8, label_ignore_index=-100,")
+    assert found.unread == ("TransformerTrainModuleConfig.own_loss_chunks",)
+    never = "name=DataParallelType.fsdp, param_dtype=DType.bfloat16, reshard_after_forward=False"
+    assert _read(tmp_path, dp=never).fields["zero"] == 2
+    for before, said in (("cb = BatchSizeSchedulerCallback(batch_sizes=[1])", "the configured one is priced"),
+                         ("data = NumpyVSLDatasetConfig.glob('x')", "priced at the longest")):  # fmt: skip
+        assert any(said in one for one in _read(tmp_path, before=before).notes)

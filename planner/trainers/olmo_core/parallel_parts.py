@@ -44,6 +44,8 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
         said = script.keywords(call).get("degree", script.value(call.args[0]) if call.args else None)
         degree = _answered(script, said, f"{short}_degree", f"degree of {short}_config", asked)
         found[f"{name}_parallel_degree"] = degree
+        if short == "tp" and script.keywords(call).get("enable_async") is True:
+            found["enable_async_tensor_parallel"] = True
         if short == "cp" and degree > 1 and last_name(call.func) not in RINGS:
             raise PlannerError(f"{script.path}: cp_config {last_name(call.func)[:60]} is not modelled; {' and '.join(RINGS)} are")
         if short == "pp":
@@ -54,6 +56,8 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
     for name in ("num_replicas", "shard_degree"):
         there = script.said.setting(name) is not None or said.get(name) is not None
         found[name] = _answered(script, said.get(name), name, f"dp_config.{name}", asked) if there else None
+    if said.get("reshard_after_forward") is False:  # of forks
+        found["fsdp_reshard_after_forward"] = "never"
     return found | {"kind": word(data, "name", 0) or "fsdp"}
 
 
@@ -114,7 +118,13 @@ def notes_of(script: Parts, parts: dict[str, ast.Call | None], parallel: dict[st
     nodes = parallel["kind"] == "hsdp" and parallel["num_replicas"] is None and parallel["shard_degree"] is None
     words = (one for call in script.every_call() for one in call.keywords if one.arg == "generate_doc_lengths")
     masked = any(script.value(one.value) is True for one in words)
+    names = {last_name(getattr(one.func, "value", one.func)) for one in script.every_call()} | {
+        last_name(one.func) for one in script.every_call()
+    }
     return (
+        *["BatchSizeSchedulerCallback changes the batch in the course of the training; the configured one is priced"]
+        * ("BatchSizeSchedulerCallback" in names),
+        *["sequences of NumpyVSLDatasetConfig have several lengths; priced at the longest"] * ("NumpyVSLDatasetConfig" in names),
         *["attention ends at documents; priced over whole sequences, so its time comes out too long"] * masked,
         *[f"hsdp without num_replicas and shard_degree has one replica a node; nodes have {NODE} GPUs"] * nodes,
         *[f"options of the script at their defaults: {', '.join(usual)}"] * bool(usual),

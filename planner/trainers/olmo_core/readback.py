@@ -36,6 +36,12 @@ from planner.trainers.torchtitan.readback import reading_of
 MODULE = "TransformerTrainModuleConfig"
 PIPELINE = "TransformerPipelineTrainModuleConfig"
 """What configured a pipeline until 2.0."""
+FIELDS = (
+    "rank_microbatch_size", "max_sequence_length", "optim", "max_grad_norm", "scheduler", "compile_model", "compile_loss",
+    "float8_config", "pp_config", "dp_config", "tp_config", "cp_config", "ep_config", "ac_config", "z_loss_multiplier", "state_dict_save_opts",
+    "state_dict_load_opts", "load_key_mapping", "autocast_precision", "label_ignore_index", "freeze_params", "freeze_experts",
+)  # fmt: skip
+"""Fields of that class in all its versions."""
 USUAL_LENGTH = 4096
 """Tokens of a sequence where the call that builds all says none.  [internal/experiment.py, build_config]"""
 OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfig": "Adam"}
@@ -246,4 +252,7 @@ def _unread(script: Parts, parts: dict[str, ast.Call | None]) -> tuple[str, ...]
     """What a plan does not hold, each with its value."""
     reduced = word(parts.get("dp_config"), "reduce_dtype") == "bfloat16"
     fused = "fused_linear" in script.names_used()
-    return ("dp_config.reduce_dtype=bfloat16",) * reduced + ("lm_head.loss_implementation=fused_linear",) * fused
+    module = _module(script)
+    own = [one for one, value in script.keywords(module).items() if one not in FIELDS and value not in (None, False)]
+    said = ("dp_config.reduce_dtype=bfloat16",) * reduced + ("lm_head.loss_implementation=fused_linear",) * fused
+    return (*said, *(f"{last_name(module.func)}.{one}" for one in own))
