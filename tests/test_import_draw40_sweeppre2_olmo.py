@@ -100,3 +100,16 @@ def test_what_a_script_says_beside_its_degrees(tmp_path: Path) -> None:
     for before, said in (("cb = BatchSizeSchedulerCallback(batch_sizes=[1])", "the configured one is priced"),
                          ("data = NumpyVSLDatasetConfig.glob('x')", "priced at the longest")):  # fmt: skip
         assert any(said in one for one in _read(tmp_path, before=before).notes)
+
+
+def test_a_mode_and_a_factory_that_options_choose(tmp_path: Path) -> None:
+    option = 'parser.add_argument("--{}")\n    '
+    before = option.format('full_ac", action="store_true') + option.format('size", default="190M')
+    before += 'table = {"190M": TransformerConfig.olmo2_190M, "1M": TransformerConfig.olmo2_1M}'
+    more = "ac_config=TransformerActivationCheckpointingConfig(mode=Mode.full if args.full_ac else Mode.selected_modules),"
+    parts = {"before": before, "more": more, "model": "None", "after": "model = table[args.size](vocab_size=50304)"}
+    with pytest.raises(OpenQuestionsError, match=r"--set ac_config=full\|none .selected_modules"):
+        _read(tmp_path, **parts)
+    found = _read(tmp_path, "--full_ac --size 1M", **parts)
+    assert found.fields["recompute"] == Recompute.FULL and found.model is not None and found.model.name == "olmo2_1M"
+    assert _read(tmp_path, said=Given(settings={"ac_config": "none"}), **parts).fields["recompute"] == 0

@@ -239,3 +239,13 @@ def test_replicas_of_torchft_are_said(tmp_path: Path) -> None:
     more = '[fault_tolerance]\nenable = true\nsemi_sync_method = "diloco"'
     assert any("torchft synchronises and 'diloco'" in one for one in _read(tmp_path, more=more).notes)
     assert _read(tmp_path, more=more.replace("true", "false")).notes == ()
+
+
+@pytest.mark.parametrize(("words", "compiled"), [
+    ("--compile.components loss", False), ("--compile.components loss model", True),
+    ("--compile.components=loss --compile.components=model", True), ("--compile.components=loss,model", True),
+])  # fmt: skip
+def test_what_flags_compile(tmp_path: Path, words: str, compiled: bool) -> None:
+    written(tmp_path, TOML.format(**USUAL), "a.toml")
+    script = f"torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file a.toml --compile.enable {words}\n"
+    assert ("compile=off" not in read(written(tmp_path, script, "job.sh")).trainer) is compiled

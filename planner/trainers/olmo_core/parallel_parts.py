@@ -49,7 +49,7 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
         if short == "cp" and degree > 1 and last_name(call.func) not in RINGS:
             raise PlannerError(f"{script.path}: cp_config {last_name(call.func)[:60]} is not modelled; {' and '.join(RINGS)} are")
         if short == "pp":
-            schedule = word(call, "schedule") or "interleaved_1F1B"
+            schedule = word(call, "schedule", script=script) or "interleaved_1F1B"
             found["pipeline_parallel_schedule"] = SCHEDULES.get(schedule, schedule)
     data = parts.get("dp_config")
     said = script.keywords(data) if data is not None else {}
@@ -58,7 +58,7 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
         found[name] = _answered(script, said.get(name), name, f"dp_config.{name}", asked) if there else None
     if said.get("reshard_after_forward") is False:  # of forks
         found["fsdp_reshard_after_forward"] = "never"
-    return found | {"kind": word(data, "name", 0) or "fsdp"}
+    return found | {"kind": word(data, "name", 0, script) or "fsdp"}
 
 
 def _answered(script: Parts, value: Any, name: str, about: str, asked: list[Question]) -> int:
@@ -132,9 +132,12 @@ def notes_of(script: Parts, parts: dict[str, ast.Call | None], parallel: dict[st
     )
 
 
-def word(call: ast.Call | None, name: str, place: int = -1) -> str | None:
-    """The last word of an enumeration's member that a keyword is given, or its text."""
+def word(call: ast.Call | None, name: str, place: int = -1, script: Parts | None = None) -> str | None:
+    """The last word of an enumeration's member that a keyword is given, or its text; ``script`` decides between two of them."""
     nodes = [one.value for one in call.keywords if one.arg == name] if call is not None else []
     node = next(iter([*nodes, *(call.args[place : place + 1] if call is not None and place >= 0 else [])]), None)
+    node = script.made(node) if script is not None and isinstance(node, ast.IfExp) else node
+    if isinstance(node, ast.IfExp):
+        return ast.unparse(node)[:80]  # what it hangs on is not known
     node = node.args[0] if isinstance(node, ast.Call) and node.args else node
     return str(node.value) if isinstance(node, ast.Constant) else last_name(node) if node is not None else None

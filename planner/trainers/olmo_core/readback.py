@@ -38,8 +38,9 @@ PIPELINE = "TransformerPipelineTrainModuleConfig"
 """What configured a pipeline until 2.0."""
 FIELDS = (
     "rank_microbatch_size", "max_sequence_length", "optim", "max_grad_norm", "scheduler", "compile_model", "compile_loss",
-    "float8_config", "pp_config", "dp_config", "tp_config", "cp_config", "ep_config", "ac_config", "z_loss_multiplier", "state_dict_save_opts",
-    "state_dict_load_opts", "load_key_mapping", "autocast_precision", "label_ignore_index", "freeze_params", "freeze_experts",
+    "float8_config", "pp_config", "dp_config", "tp_config", "cp_config", "ep_config", "ac_config", "z_loss_multiplier",
+    "state_dict_save_opts", "state_dict_load_opts", "load_key_mapping", "autocast_precision", "label_ignore_index",
+    "freeze_params", "freeze_experts",
 )  # fmt: skip
 """Fields of that class in all its versions."""
 USUAL_LENGTH = 4096
@@ -90,7 +91,8 @@ def read(path: Path, said: Given) -> Reading:
         ranks = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
         each = quotient(training["global_batch_size"], ranks, f"{path}: the global batch by data parallel ranks")
         training["local_batch_size"] = each
-    computes = word(parts.get("dp_config"), "param_dtype") or word(module, "autocast_precision")
+    computes = word(parts.get("dp_config"), "param_dtype", script=script)
+    computes = computes or word(module, "autocast_precision", script=script)
     if computes not in ("bfloat16", "float32", "None", None):
         raise PlannerError(f"{path}: it computes in {shown(computes)}; bfloat16 and float32 are read")
     training["mixed_precision_param"] = "bfloat16" if computes == "bfloat16" else "float32"
@@ -213,7 +215,7 @@ def _part(script: Parts, node: ast.expr, name: str, asked: list[Question]) -> as
 
 def _recompute(script: Parts, call: ast.Call | None, asked: list[Question]) -> Recompute:
     """Every block, or none; what is chosen in between is asked for."""
-    mode = "none" if call is None else (word(call, "mode", 0) or "full")
+    mode = "none" if call is None else (word(call, "mode", 0, script) or "full")
     words = script.keywords(call) if call is not None else {}
     if 1 in (words.get("block_interval"), words.get("activation_memory_budget")):
         mode = {"selected_blocks": "full", "budget": "none"}.get(mode, mode)

@@ -137,6 +137,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         found["parallelism"].setdefault("enable_async_tensor_parallel", True)
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
+    parts = parts.split(",") if isinstance(parts, str) else parts
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
     other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
@@ -175,6 +176,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     questions: dict[str, str] = {}
     words = [word for command in script.commands for word in command.words]
     registered: Sections = {}
+    lists: dict[str, list[str]] = {}
     gpus: int | None = None
     toml = False
     for command in script.commands:
@@ -190,6 +192,9 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
             value = values[0] if values else "true"
             if key.startswith("no_"):  # of tyro: --training.no-enable-cpu-offload
                 key, value = key[3:], "false"
+            if key in ("components", "converters"):  # lists, whose words follow each other or stand in several flags
+                lists.setdefault(key, []).extend(values)
+                value = ",".join(lists[key])
             if is_open(value) or under:
                 asked = () if "." in key else roots(value) or [one for one in under if one] or [key]
                 questions |= {one: name for one in asked if one not in questions}
