@@ -163,3 +163,13 @@ def test_a_script_that_starts_what_a_program_writes(tmp_path: Path) -> None:
     found = read(written(tmp_path, script, "a.sh"))
     assert (found.num_gpus, found.fields["dp"]) == (8, 2)
     assert any("as job.py writes it" in one for one in found.notes)
+
+
+def test_a_script_that_srun_starts_on_every_node(tmp_path: Path) -> None:
+    written(tmp_path, JOB % {**USUAL, "sizes": LLAMA}, "jobs/job.yaml")
+    node = "torchrun --nproc_per_node 4 --nnodes $COUNT /home/x/own/run_train.py --config-file /home/x/own/jobs/job.yaml\n"
+    written(tmp_path, node, "jobs/node.sh")
+    batch = "#!/bin/bash\n#SBATCH --nodes=2\nexport COUNT=2\nsrun --ntasks=2 /home/x/own/jobs/node.sh\n"
+    batch += '# srun bash -c "torchrun train.py --config-file /home/x/other.yaml"\n'
+    found = read(written(tmp_path, batch, "jobs/batch.sh"))
+    assert (found.num_gpus, found.fields["dp"]) == (8, 4)

@@ -27,6 +27,9 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
+    if fits == ["transformers"] and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
+        plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
+        fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
     if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
@@ -124,7 +127,7 @@ def _through_its_program(path: Path, said: Given) -> Reading | None:
 
 def _started(path: Path, text: str) -> str:
     """Texts of the scripts beside it that a script starts."""
-    start = r"(?:\b(?:bash|sh|sbatch)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
+    start = r"(?:\b(?:bash|sh|sbatch|srun(?:[ \t]++-\S++)*+)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
     names = re.findall(rf"{start}([\w./-]{{1,200}}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
     files = [beside(path, one, (".sh", ".bash", ".slurm", ".sbatch")) for one in list(dict.fromkeys(names))[:8]]
     return "\n".join(read_text(one) for one in files if one is not None and one.resolve() != path.resolve())
