@@ -60,6 +60,11 @@ def test_stages_of_the_data_have_lengths_of_their_own(tmp_path: Path) -> None:
     assert asked_for(_read(tmp_path, Given(sequence_length=8192), stages=both)) == []
 
 
+def test_a_stage_with_a_batch_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="data_stages have 'micro_batch_size'"):
+        _read(tmp_path, stages="{name: a, start_training_step: 1, data: {seed: 1}, micro_batch_size: 1}")
+
+
 @pytest.mark.parametrize(("parts", "name"), [
     ({"model": ", lora: {r: 8}"}, "model.lora"), ({"tokens": ", segment_length: 1024"}, "tokens.segment_length"),
     ({"optimizer": ", master_weight_dtype: bfloat16"}, "optimizer.master_weight_dtype"),

@@ -25,6 +25,7 @@ DECIDES = re.compile(
     r"|batch|accumul|segment|infini|recompute|activation_ckpt|galore|muon|(^|[._])ema([._]|$)|attention|memory|parallel|chosen|rejected"
 )
 """Words of forks that decide memory, precision, degrees or the step."""
+STAGE = ("name", "start_training_step", "data", "sequence_length")
 DEEPEST = 6
 """Sections in sections that are looked into."""
 
@@ -46,6 +47,9 @@ def require_priced(path: Path, data: Mapping[str, Any]) -> tuple[str, ...]:
                 raise _refused(path, f"{section}.{name}", value)
             found.append(f"{section}.{name}")
     stages = data.get("data_stages")
+    every = [str(name) for one in (stages if isinstance(stages, list) else ()) if isinstance(one, Mapping) for name in one]
+    if own := next((name for name in every if name not in STAGE and DECIDES.search(name)), None):
+        raise PlannerError(f"{path}: data_stages have {shown(own)}, which no stage of nanotron has and no plan says")
     for name in _inner(stages):
         if name in ("chosen_text_column_name", "rejected_text_column_name", "teacher_logits"):
             raise PlannerError(f"{path}: data_stages have {name}: a step of a fork with another loss than a language model's")

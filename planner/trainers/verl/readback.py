@@ -309,8 +309,8 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     half = str(config.get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
-        trainer=spell("verl", {"loss": "fused_linear"} if model.flag("use_liger") else {}), fields=fields, model=spec,
-        model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
+        trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
+        num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
         frozen_weights=("bf16" if half else "fp32") if rank else None,
