@@ -73,6 +73,8 @@ def test_layers_that_stay_in_16_bits_are_said(tmp_path: Path) -> None:
     found = _read(tmp_path, **fp8, more='[float8]\nfilter_fqns = ["attention", "output"]')
     assert found.precision == "fp8" and any("hold attention stay in 16 bits" in one for one in found.notes)
     assert _read(tmp_path, **fp8, more='[float8]\nfilter_fqns = ["output"]').notes == ()
+    gathered = _read(tmp_path, **fp8, more="[float8]\nenable_fsdp_float8_all_gather = true").notes
+    assert gathered == ("FSDP gathers weights in 8 bits; priced in 16",)
     rowwise = '[quantize.dense.float8]\nrecipe_name = "rowwise"'
     assert _read(tmp_path, model='converters = ["quantize.dense.float8"]', more=rowwise).precision == "fp8_row"
     experts = _read(tmp_path, **fp8, name="deepseek_v3", flavor="16B")

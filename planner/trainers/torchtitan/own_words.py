@@ -66,17 +66,20 @@ def require_converters(path: Path, converters: list[str], table: Mapping[str, An
         which = wrong[0] if wrong else converters[0]
         why = "is not priced" if wrong else "alone, low precision of the experts without the linear layers, is not priced"
         raise PlannerError(f"{path}: model.converters {shown(which)} {why}; --set model.converters=[] imports the job without")
-    kept = [str(one) for one in _filtered(table) if not FEW.fullmatch(str(one))]
-    return [f"layers whose names hold {', '.join(kept[:8])} stay in 16 bits; priced in low precision"] if kept and whole else []
+    kept = [str(one) for one in _found(table, "filter_fqns") if not FEW.fullmatch(str(one))]
+    notes = [f"layers whose names hold {', '.join(kept[:8])} stay in 16 bits; priced in low precision"] * bool(kept)
+    notes += ["FSDP gathers weights in 8 bits; priced in 16"] * (True in _found(table, "enable_fsdp_float8_all_gather"))
+    return notes if whole else []
 
 
-def _filtered(table: Mapping[str, Any]) -> list[Any]:
+def _found(table: Mapping[str, Any], key: str) -> list[Any]:
+    """Values of a key in a table and those in it."""
     found: list[Any] = []
     for name, value in table.items():
-        if name == "filter_fqns":
-            found += value if isinstance(value, list) else str(value).split(",")
+        if name == key:
+            found += value if isinstance(value, list) else str(value).split(",") if isinstance(value, str) else [value]
         elif isinstance(value, Mapping):
-            found += _filtered(value)
+            found += _found(value, key)
     return found
 
 
