@@ -18,6 +18,7 @@ from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
     at_end,
     batch_options,
+    before_file,
     launcher_variables,
     place_of_file,
     place_of_written,
@@ -280,9 +281,8 @@ class _Follower:
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.nested(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
-            self.behind(words[: place - 1] if name == "srun" else [], partial(self.started, file, words[place + 1 :]))
-        if name == "sed":
-            self.script.edits.append(rest)
+            self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
+        self.script.edits += [rest] * (name == "sed")
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
         if name in ("source", "."):
