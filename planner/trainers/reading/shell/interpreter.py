@@ -324,6 +324,7 @@ class _Follower:
             return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
+        recorded |= words[0].endswith("litgpt") and re.match("pretrain|finetune", "".join(words[1:2])) is not None  # a model alone
         runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
         if recorded or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
