@@ -151,7 +151,7 @@ def reading(job: FineTuning) -> Reading:
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets="all" if not job.lora_rank else "attention" if single else job.lora_targets,
-        lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
+        lora_whole=trained_whole(job.given) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
@@ -178,7 +178,7 @@ LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|f
 """Names of linear layers, which modules_to_save trains as a whole."""
 
 
-def _trained_whole(given: Settings) -> str:
+def trained_whole(given: Settings) -> str:
     """Which tables are trained as a whole together with adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
@@ -204,7 +204,7 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
         return ()
     tables = sorted({str(one) for one in words if TABLES.search(str(one))})
     notes = [adapters_on_tables(tables)]
-    return (*(notes * (bool(tables) and _trained_whole(job.given) == "none")), *layers_beside(words, job.lora_targets))
+    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *layers_beside(words, job.lora_targets))
 
 
 def layers_beside(words: list[Any], targets: str) -> tuple[str, ...]:
