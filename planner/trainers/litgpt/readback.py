@@ -93,7 +93,8 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     again = given.first(*RECOMPUTES)
     if again is not None:
         fields["recompute"] = int(Recompute.FULL if str(again).lower() in ("true", "1") else Recompute.NONE)
-    options = {"compile": "on"} if given.flag("compile", pretrain) else {}
+    torch = given.data.get("compiler") in ("torch", None) and given.get("compiler") == "torch"  # of its extension for Thunder
+    options = {"compile": "on"} if given.flag("compile", pretrain or torch) else {}
     if adapters and given.above_zero("lora_dropout", 0.05):
         options["adapter_dropout"] = "on"
     trainer, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())

@@ -15,6 +15,7 @@ from planner.trainers.reading.given import Question
 from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import quotient
 from planner.trainers.reading.versions import newer
 
@@ -81,9 +82,11 @@ def _tuner(given: Settings) -> str:
     tuner = str(given.first("tuner_type", "train_type", default="full"))
     if tuner not in ("lora", "full"):
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
-    goes_on = given.first("adapters", "mcore_adapter", "adapter_load")
+    names = ("adapters", "mcore_adapter", "adapter_load")
+    goes_on = next((given.data[one] for one in names if given.data.get(one) is not None), None)
+    given.asked.update((*names, "ref_adapters"))  # which they are decides nothing
     if goes_on is not None and given.get("lora_rank") is None:
-        about = f"that of {shown(str(goes_on))}, whose adapters it goes on with"
+        about = f"that of {shown(shown_text(str(goes_on)))}, whose adapters it goes on with"
         given.ask(Question(name="lora_rank", about=about))
     return "lora" if goes_on is not None else tuner
 

@@ -14,6 +14,7 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
 
@@ -39,12 +40,12 @@ def read(path: Path, said: Given) -> Reading:
     if path.suffix in (".yaml", ".yml", ".json"):
         given = Settings(path, said.filled(file_settings(path, "arguments of ms-swift")), said=said)
         return parse(given, "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus)
-    own = re.search(r"swift[./]cli", read_text(path)) is not None
+    own = re.search(r"swift[./]cli", text := read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else "|".join(MODES))
     by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2]
     mode = next((word for word in found.words if word in MODES), by_name)
     given = with_files(path, found, said)
-    gpus = said.num_gpus or found.num_gpus
+    gpus = said.num_gpus or (None if _nodes_are_elsewhere(text, said) else found.num_gpus)
     if "megatron" in found.program:
         return parse_megatron(given, mode, gpus)
     stated = said.num_gpus or (found.sharding or Sharding()).num_gpus
@@ -55,6 +56,13 @@ def read(path: Path, said: Given) -> Reading:
         )
     reading = parse(given, mode, gpus, found.sharding)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def _nodes_are_elsewhere(text: str, said: Given) -> bool:
+    """Whether a script names its nodes, or its own place among them, without a value: then it is not one of a single node."""
+    if "NNODES" in said.settings or re.search(r"\bNNODES=|\bnnodes\b", text):
+        return False
+    return re.search(r"\$\{?(NNODES|NODE_RANK)\}?(?!\w|:)", text) is not None
 
 
 def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
@@ -113,11 +121,13 @@ def _require_modelled(given: Settings, mode: str) -> None:
     asked = [(one, "layers with adapters by a pattern; null = all linear layers") for one in ("target_regex", "lora_target_regex")]
     if given.get("tuner_backend") == "unsloth":
         asked.append(("tuner_backend", "unsloth keeps other activations than peft, which imports the job"))
+    if given.flag("use_tiled_mlp"):
+        asked.append(("use_tiled_mlp", "MLPs that are computed and recomputed in pieces are not modelled"))
     asked += [(one, "no reference model is not modelled; false imports the job with it")
               for one in ("reference_free", "ref_model_free") if mode == "rlhf" and given.flag(one)]  # fmt: skip
     for name, about in asked:
         if given.get(name) is not None:
-            without = {"tuner_backend": "peft", "reference_free": "false", "ref_model_free": "false"}.get(name, "null")
+            without = {"tuner_backend": "peft", "target_regex": "null", "lora_target_regex": "null"}.get(name, "false")
             given.ask(Question(name=name, about=about, choices=(without,)))
 
 
@@ -128,9 +138,10 @@ def _of_version_2(given: Settings) -> bool:
 
 def _rank(given: Settings) -> int:
     """Rank of the adapters: that of those it goes on with where it is not said.  [base_args.py, load_args_from_ckpt]"""
-    adapters = given.get("adapters")
+    adapters = given.data.get("adapters")
+    given.asked.update(("adapters", "ref_adapters"))  # which they are decides nothing
     if adapters is not None and given.get("lora_rank") is None:
-        given.ask(Question(name="lora_rank", about=f"that of {shown(str(adapters))}, whose adapters it goes on with"))
+        given.ask(Question(name="lora_rank", about=f"that of {shown(shown_text(str(adapters)))}, whose adapters it goes on with"))
     return given.size("lora_rank", 8)
 
 

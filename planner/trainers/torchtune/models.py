@@ -53,6 +53,8 @@ def _name(component: re.Match[str]) -> str:
         return f"codellama-{name.rpartition('_')[2]}"
     if own == "smol":
         return name.replace("_", "-")
+    if not name.startswith(own):
+        return name.replace("_", "-")
     family = re.sub(r"(llama|qwen|gemma|phi)(\d)", r"\1-\2" if not own.startswith("qwen") else r"\1\2", own).replace("_", ".")
     rest = name.removeprefix(component["family"]).removeprefix(own).strip("_")
     rest = rest.removesuffix("_instruct").removesuffix("_base").replace("_", "-")

@@ -36,14 +36,22 @@ def read(path: Path, said: Given) -> Reading:
         return parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?tune", "run")
     words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
-    named, recipe = (str(words.get("config", [""])[0]), next((one for one in _loose(words, found.words) if one != "run"), ""))
+    loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]
+    named, recipe = str(words.get("config", [""])[0]), loose[0] if loose else ""
     over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
-    data = override(_configuration(path, named), over)
+    base = _configuration(path, named)
+    data = override(base, {_component(base, key): value for key, value in over.items()})
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
     gpus = said.num_gpus or (each * nodes if each and nodes else None)
     reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def _component(data: Mapping[str, Any], key: str) -> str:
+    """The key that an override means: of a section with a _component_ that one.  [config/_utils.py, _merge_yaml_and_cli_args]"""
+    part = data.get(key)
+    return f"{key}._component_" if isinstance(part, Mapping) and "_component_" in part else key
 
 
 def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
@@ -53,7 +61,8 @@ def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
 
 def _configuration(path: Path, name: str) -> dict[str, Any]:
     """A file that a command names, or a published one. Raises PlannerError."""
-    if (file := beside(path, name)) is not None:
+    own = f"recipes/configs/{name.removesuffix('.yaml')}.yaml"  # of a checkout, which may differ from the published one
+    if (file := beside(path, name) or beside(path, own)) is not None:
         return file_settings(file, "a recipe of torchtune")
     known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
     if name.removesuffix(".yaml") not in known:
@@ -143,7 +152,7 @@ def _notes(given: Settings, part: Settings, kind: str, targets: str, several: bo
 def _of_a_recipe(called: str) -> tuple[str, ...]:
     """Note about a recipe of the project's own."""
     recipe, started, _ = called.partition(" ")
-    own_one = started and recipe and RECIPES.fullmatch(recipe) is None
+    own_one = started and recipe and RECIPES.fullmatch(Path(recipe).stem.rpartition(".")[2] or recipe) is None
     return (f"recipe {shown(recipe)} is the project's own: read as a recipe of torchtune reads the file",) if own_one else ()
 
 

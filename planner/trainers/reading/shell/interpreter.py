@@ -370,6 +370,8 @@ class _Follower:
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
         if self.directory and os.path.isabs(rest) and not library.is_file(path):  # as the author's machine has it
             path = at_end(self.directory, path) or path
+        if self.directory and rest and is_open(name) and not library.is_file(path):  # $(cd .. && pwd)/common.sh: of a folder above
+            path = script_near(self.directory, name) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)
