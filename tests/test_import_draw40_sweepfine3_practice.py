@@ -64,7 +64,8 @@ def test_configurations_of_a_checkout_go_before_the_published(tmp_path: Path) ->
 
 def test_the_recipe_of_a_command_is_no_override(tmp_path: Path) -> None:
     written(tmp_path, TUNE % "llama2_7b", "own.yaml")
-    text = "tune run --nnodes 1 --nproc_per_node 2 ./recipes/full_finetune_distributed.py --config own.yaml model=torchtune.models.llama2.llama2_13b\n"
+    recipe, model = "./recipes/full_finetune_distributed.py", "torchtune.models.llama2.llama2_13b"
+    text = f"tune run --nnodes 1 --nproc_per_node 2 {recipe} --config own.yaml model={model}\n"
     found = read(written(tmp_path, text, "go.sh"))
     assert found.model is not None and found.model.name == "llama-2-13b"
     assert not any("recipe" in one for one in read(written(tmp_path, text, "go.sh")).notes)
