@@ -30,7 +30,7 @@ QUIET = {
 
 def built(said: Mapping[str, Any], name: str) -> ModelSpec | None:
     """The model of such fields; None where one is of a fork, or sizes are missing or no numbers."""
-    if any(value not in (None, False) for one, value in said.items() if one not in USUAL and one not in QUIET):
+    if strange(said):
         return None
     of = {**USUAL, **{one: value for one, value in said.items() if value is not None}}
     try:
@@ -38,6 +38,11 @@ def built(said: Mapping[str, Any], name: str) -> ModelSpec | None:
     except (PlannerError, TypeError, KeyError, ZeroDivisionError):
         return None
     return known_model(found, name)
+
+
+def strange(said: Mapping[str, Any]) -> list[str]:
+    """Fields that LitGPT does not have."""
+    return [str(one) for one, value in said.items() if one not in USUAL and one not in QUIET and value not in (None, False)]
 
 
 def _spec(of: Mapping[str, Any], name: str) -> ModelSpec:

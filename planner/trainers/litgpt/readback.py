@@ -10,13 +10,16 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.litgpt.models import built, called
+from planner.trainers.litgpt.models import built, called, strange
+from planner.trainers.litgpt.programs import is_one, of_program
+from planner.trainers.litgpt.words import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
@@ -24,34 +27,34 @@ from planner.trainers.reading.versions import newer
 QUIET = re.compile(
     r"(data|eval|log|optimizer|model_config)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_alpha"
     r"|initial_\w+|access_token|save_\w+"
-    r"|train\.(save_\w+|log_\w+|lr_\w+|epochs?|epoch_size|max_(tokens|steps|time|norm)|(min_)?lr|learning_rate|weight_decay|beta\d|seed"
+    r"|train\.(save_\w+|log_\w+|lr_\w+|epochs?|epoch_size|max_(tokens|steps|time|norm)|(min_)?lr(_\w+)?|learning_rate|weight_decay|beta\d|seed"
     r"|decay_lr|tie_embeddings|warmup_\w+)"
 )
-PRECISIONS = {
-    "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "bf16": "bf16", "16": "fp16",
-    "32": "fp32",
-}  # fmt: skip
-"""The last three are Fabric's old names of the mixed ones and of the whole one."""
-FROZEN = {
-    "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_dq", "bnb.int8-training": "int8",
-}  # fmt: skip
-LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False, "mlp": False}
-LAYERS = {
-    "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj",),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-}  # fmt: skip
-"""Linear layers by LitGPT's words."""
 RECOMPUTES = tuple(f"{part}{one}_checkpointing" for one in ("activation", "gradient") for part in ("", "train."))
 """Switches of forks whose names say what they do."""
-PROGRAM = r"(?:\S*/)?litgpt|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py"
+PROGRAM = r"(?:\S*/)?litgpt|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py|(?:\S*/)?(?:pretrain|finetune)/\w+\.py"
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
         return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT")), said=said), said.num_gpus)
-    own = re.search(r"litgpt/(pretrain|finetune/\w+)\.py", read_text(path)) is not None
+    if path.suffix == ".py":
+        if not is_one(read_text(path)):
+            raise PlannerError(f"{path}: a program of LitGPT whose batch stands elsewhere; import its YAML or its command")
+        return of_program(path, {}, said)
+    own = re.search(r"(litgpt/pretrain|(finetune|pretrain)/\w+)\.py", read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else r"(pretrain|finetune)\w*")
+    if found.program.endswith(".py"):
+        file = program_file(path, found.program)
+        if file is not None and is_one(read_text(file)):
+            nodes = re.search(r"\b(?:lightning|fabric) +run\b(?:[^\n]|\\\n)*?--num[-_]nodes[= ]+(\S+)", read_text(path))
+            count = {} if nodes is None else {"num_nodes": int(nodes[1])} if nodes[1].isdecimal() else {"devices": "auto"}
+            reading = of_program(file, {**count, **found.settings, **({} if "devices" not in count else count)}, said)
+            return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+        if not re.search(r"litgpt/(pretrain|finetune/\w+)\.py", found.program):
+            what = "is not there" if file is None else "is none of Lit-GPT's"
+            raise PlannerError(f"{path}: its program {found.program} {what}, and constants of it say the batch; put it there")
     loose = list(found.words)
     kind = re.sub(r".*/", "finetune_", found.program.removesuffix(".py")) if found.program.endswith(".py") else loose.pop(0)
     kind = kind.removeprefix("finetune_") if kind == "finetune_pretrain" else kind
@@ -83,7 +86,10 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     tables = {"tied_embeddings": train.flag("tie_embeddings") and pretrain}
     own = given.get("model_config") is not None and model is not None
     model = built_as(model, tables) if model is not None else None
-    adapters = any(one.startswith("lora_") or one == "quantize" for one, value in given.data.items() if value is not None)
+    words = {one for one, value in given.data.items() if value is not None and (one.startswith("lora_") or one == "quantize")}
+    adapters = "lora_r" in words if pretrain else bool(words)
+    if adapters and pretrain:
+        raise PlannerError(f"{given.path}: adapters while pre-training, which LitGPT does not have; finetune_lora is modelled")
     if not (adapters or pretrain or by_command):
         notes = (*notes, "none of lora_r, quantize is said: full fine-tuning")
     each = each if given.get("devices", "auto" if pretrain else 1) in ("auto", -1, "-1") else given.size("devices")
@@ -122,7 +128,8 @@ def _model(given: Settings) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
     if isinstance(config, Mapping):
         config = config.get("init_args", config)
         own = built(config, str(config.get("name") or Path(name).name or "own")) if isinstance(config, Mapping) else None
-        return own, f"{name} with its model_config", ()
+        more = strange(config) if isinstance(config, Mapping) else []
+        return own, f"{name} with {', '.join(more)[:80] or 'the sizes'} of its model_config", ()
     if config:
         return None, f"{name} with its model_config", ()
     model, notes = named_model(name, given.path)

@@ -17,12 +17,9 @@ SETTINGS = re.compile(r"serve$|\.(ya?ml|json|toml)$")
 
 
 def cleaned(text: str) -> str:
-    """The text of a file without characters that mean gaps here, with Unix line ends, without a backslash at its very end,
-    which a shell drops, and without commands that are nothing but a remark: `# why` between options."""
-    return _REMARK.sub("", _MARKS.sub(" ", text).replace("\r\n", "\n").removesuffix("\\"))
-
-
-_REMARK = re.compile(r"`[ \t]*#[^`\n]*`")
+    """The text of a file without characters that mean gaps here, with Unix line ends, and without a backslash at its very end,
+    which a shell drops."""
+    return _MARKS.sub(" ", text).replace("\r\n", "\n").removesuffix("\\")
 
 
 def gap(names: Iterable[str]) -> str:
