@@ -10,9 +10,9 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.litgpt.models import built, called, strange
-from planner.trainers.litgpt.programs import is_one, of_program
-from planner.trainers.litgpt.words import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
+from planner.trainers.litgpt.fabric_programs import is_one, of_program
+from planner.trainers.litgpt.own_models import built, called, strange
+from planner.trainers.litgpt.precisions import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer

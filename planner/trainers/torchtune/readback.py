@@ -18,7 +18,7 @@ from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.values import quotient
 from planner.trainers.torchtune import own_settings as own
-from planner.trainers.torchtune.models import model_of
+from planner.trainers.torchtune.builders import model_of
 
 DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "bf16_true"}
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}

@@ -324,7 +324,6 @@ class _Follower:
             return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
-        recorded |= words[0].endswith("litgpt") and re.match("pretrain|finetune", "".join(words[1:2])) is not None  # a model alone
         runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
         if recorded or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
@@ -368,10 +367,8 @@ class _Follower:
         """Follows a script that lies where this one does; what its path begins with may be unknown."""
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
-        if self.directory and os.path.isabs(rest) and not library.is_file(path):  # as the author's machine has it
-            path = at_end(self.directory, path) or path
-        if self.directory and rest and is_open(name) and not library.is_file(path):  # $(cd .. && pwd)/common.sh: of a folder above
-            path = script_near(self.directory, name) or path
+        if self.directory and rest and not library.is_file(path):  # as the author's machine has it, or of a folder above
+            path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name)) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)

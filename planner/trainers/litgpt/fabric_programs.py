@@ -8,8 +8,8 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.trainers.litgpt.models import called
-from planner.trainers.litgpt.words import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
+from planner.trainers.litgpt.own_models import called
+from planner.trainers.litgpt.precisions import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
 from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork, value_of
