@@ -85,7 +85,6 @@ def test_weights_that_are_chosen_are_refused(tmp_path: Path, job: str, words: st
     ("--target_regex '.*q_proj'", "target_regex", "null"), ("--mtp_shared_weights true", "mtp_shared_weights", "false"),
     ("--fp8_format hybrid --fp8_param_gather true", "fp8_param_gather", "false"), ("--own_split 4", "own_split", "null"),
     ("--main_params_dtype fp16", "main_params_dtype", "fp32"),
-    ("--moe_expert_capacity_factor 1.5", "moe_expert_capacity_factor", "null"),
     ("--sequence_packing_scheduler default_dynamic_cp", "sequence_packing_scheduler", "null"),
 ])  # fmt: skip
 def test_words_of_megatron_sft_that_no_plan_has_are_asked_about(tmp_path: Path, words: str, name: str, without: str) -> None:
@@ -101,6 +100,8 @@ def test_words_that_megatron_sft_has_are_not(tmp_path: Path) -> None:
 def test_experts_padded_to_their_capacity(tmp_path: Path) -> None:
     found = _read(tmp_path, f"{MEGATRON} --moe_expert_capacity_factor 1.5 --moe_pad_expert_input_to_capacity true")
     assert found.expert_imbalance == 1.5
+    drops = _read(tmp_path, f"{MEGATRON} --moe_expert_capacity_factor 1.5")
+    assert drops.expert_imbalance is None and any("tokens above the capacity are dropped" in one for one in drops.notes)
 
 
 def test_adapters_that_it_goes_on_with(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_what_its_recipes_refuse(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="refuses it without enable_activation_checkpointing"):
         _tune(tmp_path, bare)
     host = TUNE.replace("torch.optim.AdamW", "torchao.prototype.low_bit_optim.CPUOffloadOptimizer")
+    with pytest.raises(PlannerError, match="tensor_parallel_dim is 2: tensor parallelism of torchtune is not modelled"):
+        _tune(tmp_path, f"{TUNE}tensor_parallel_dim: 2\n")
     with pytest.raises(PlannerError, match="states in host memory are not modelled"):
         _tune(tmp_path, host)
 

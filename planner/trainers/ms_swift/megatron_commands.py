@@ -62,6 +62,7 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         fields["zero"] = 0
     adapters, named = tuner == "lora", given.get("target_modules", "all-linear")
     targets = adapter_targets(named) if adapters else "all"
+    evenly, of_experts = _evenly(given, fields)
     several = named if isinstance(named, list) else str(named).replace(",", " ").split()
     beside = layers_beside(several, targets) if adapters and "all-linear" not in several else ()
     return Reading(
@@ -71,9 +72,9 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         lora_rank=given.size("lora_rank", 8) if adapters else 0, lora_targets=targets,
         lora_whole=trained_whole(given) if adapters else "none",
         frozen_weights="bf16" if adapters else None, objective="dpo" if mode == "rlhf" else "lm",
-        expert_imbalance=_evenly(given, fields), questions=words.of_a_fork(given, QUIET),
+        expert_imbalance=evenly, questions=words.of_a_fork(given, QUIET),
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *of_layout, *of_states, *beside),
+        notes=(*notes, *of_layout, *of_states, *of_experts, *beside),
     )  # fmt: skip
 
 
@@ -102,16 +103,14 @@ def _require_known_step(given: Settings, mode: str) -> None:
         raise PlannerError(f"{given.where('rlhf_type')} is {shown(kind)}, which is not modelled; dpo is")
 
 
-def _evenly(given: Settings, fields: dict[str, int]) -> float | None:
-    """Tokens of the busiest expert over the mean, where experts are padded to a capacity; asks where they drop without."""
+def _evenly(given: Settings, fields: dict[str, int]) -> tuple[float | None, tuple[str, ...]]:
+    """(tokens of the busiest expert over the mean where experts are padded to a capacity, what was taken for what)."""
     factor, padded = (given.get(one) for one in CAPACITY)
     if factor is None or float(factor) < 0:
-        return None
+        return None, ()
     found = padded_experts(factor, padded, fields.get("ep", 1))
-    if found is None:
-        about = "experts that drop tokens above a capacity; null imports the job with routers that decide"
-        given.ask(Question(name=CAPACITY[0], about=about, choices=("null",)))
-    return found
+    note = f"{CAPACITY[0]} {factor}: tokens above the capacity are dropped, and priced as kept"
+    return found, (note,) * (found is None)
 
 
 def _layout(given: Settings, model: ModelSpec | None) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -85,6 +85,9 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
     host = given.flag("fsdp_cpu_offload") or (isinstance(given.data.get("fsdp"), dict) and given.flag("fsdp.cpu_offload"))
     if single:  # its recipes read none of them
         tp, cp, replicas, host, num_gpus = 1, 1, 1, False, 1
+    if tp > 1:  # of full fine-tuning; recipes of adapters refuse it themselves
+        why = "tensor parallelism of torchtune is not modelled; --set tensor_parallel_dim=1 imports the job without"
+        raise PlannerError(f"{given.where('tensor_parallel_dim')} is {tp}: {why}")
     gpus = num_gpus if single else _of_shards(given, shards, tp * cp * replicas, num_gpus)
     fields = {
         "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": _zero(given), "sequence_parallel": 0,
