@@ -175,3 +175,27 @@ def test_what_is_asked_over_transformers(tmp_path: Path, words: str, name: str, 
 
 def test_liger_by_its_older_word(tmp_path: Path) -> None:
     assert "loss=fused_linear" in _read(tmp_path, f"{SWIFT} --use_liger true").trainer
+
+
+@pytest.mark.parametrize("start", [
+    "NPROC_PER_NODE=8 python -m swift.cli.main sft", "NPROC_PER_NODE=8 python swift/cli/main.py sft",
+    "torchrun --nproc_per_node 8 swift/cli/sft.py",
+])  # fmt: skip
+def test_its_programs_by_any_name(tmp_path: Path, start: str) -> None:
+    found = _read(tmp_path, SWIFT.replace("NPROC_PER_NODE=8 swift sft", start) + "--train_type full")
+    assert found.model is not None and found.fields["recompute"] == Recompute.FULL
+    assert (found.num_gpus, found.fields["zero"]) == (8, 2)
+
+
+def test_its_deepspeed_goes_before_a_launcher_that_shards_nothing(tmp_path: Path) -> None:
+    written(tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n", "acc.yaml")
+    start = "accelerate launch --config_file acc.yaml swift/cli/sft.py"
+    found = _read(tmp_path, SWIFT.replace("NPROC_PER_NODE=8 swift sft", start))
+    assert found.trainer.startswith("deepspeed") and (found.num_gpus, found.fields["zero"]) == (8, 2)
+
+
+def test_fsdp_in_a_file_of_its_own(tmp_path: Path) -> None:
+    shards = '{"fsdp": "full_shard auto_wrap offload", "fsdp_config": {"fsdp_version": 2, "activation_checkpointing": true}}'
+    written(tmp_path, shards, "fsdp.json")
+    found = _read(tmp_path, SWIFT.replace("--deepspeed zero2", "--fsdp ./fsdp.json --train_type full"))
+    assert (found.fields["zero"], found.fields["offload_parameters"], found.fields["recompute"]) == (3, 1, Recompute.FULL)

@@ -13,7 +13,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
@@ -29,7 +29,7 @@ QUIET = re.compile(
 )
 PROGRAM = (
     r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?"
-    r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)"
+    r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)|\S*swift/cli/(?:_megatron/)?main\.py|swift\.cli\.(?:_megatron\.)?main"
 )
 OBJECTIVES = {"dpo": "dpo"}
 MODES = ("sft", "pt", "rlhf")
@@ -180,13 +180,22 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
     if given.get("fsdp") == "fsdp2":
         found = Sharding(kind="fsdp", fields={"zero": 3, "recompute": 2})  # swift/config/fsdp2.json
     else:
-        found = sharding or accelerate_named(given) or from_arguments(given) or Sharding()
+        found, _ = said_or_asked(_with_its_file(given), sharding, launched=True)
     fields = dict(found.fields)
     if (tp := given.size("deepspeed_autotp_size")) > 1:
         fields["tp"] = tp
     if (sp := given.size("sequence_parallel_size")) > 1:
         fields |= {"cp": sp, "cp_method": int(CpMethod.A2A)}
     return dataclasses.replace(found, fields=fields)
+
+
+def _with_its_file(given: Settings) -> Settings:
+    """The settings where ``fsdp`` names a file that holds both fsdp and fsdp_config.  [swift/arguments/sft_args.py, _init_fsdp]"""
+    name = given.data.get("fsdp")
+    if not isinstance(name, str) or not name.endswith(".json"):
+        return given
+    given.asked.add("fsdp")
+    return Settings(given.path, {**given.data, "fsdp": None, "fsdp_config": name}, given.place, given.asked, given.said)
 
 
 def _options(given: Settings) -> dict[str, str]:
