@@ -86,3 +86,15 @@ def test_the_compiler_of_litgpt_is_torch_or_asked_about(tmp_path: Path) -> None:
 def test_mlps_in_pieces_are_asked_about(tmp_path: Path) -> None:
     text = f"NPROC_PER_NODE=2 {SWIFT} --use_tiled_mlp true --tiled_mlp_num_shards 4\n"
     assert asked_for(read(written(tmp_path, text, "go.sh"))) == ["use_tiled_mlp"]
+
+
+@pytest.mark.parametrize(("start", "gpus"), [
+    ("torchrun --nproc_per_node 4 recipes/full_finetune_distributed.py", 4),
+    ("tune  run --nproc_per_node 2 full_finetune_distributed", 2),
+    ("python recipes/full_finetune_single_device.py", 1), ("python -m torchtune._cli.tune run full_finetune_single_device", 1),
+])  # fmt: skip
+def test_recipes_are_started_without_tune(tmp_path: Path, start: str, gpus: int) -> None:
+    written(tmp_path, TUNE % "llama2_7b", "own.yaml")
+    found = read(written(tmp_path, f"{start} --config own.yaml batch_size=4\n", "go.sh"))
+    assert (found.num_gpus, found.fields["micro_batch_size"], found.sequence_length) == (gpus, 4, 2048)
+    assert found.trainer.startswith("torchtune") and not any("project's own" in one for one in found.notes)

@@ -16,7 +16,7 @@ from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_ta
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import quotient, read_text
 from planner.trainers.torchtune import own_settings as own
 from planner.trainers.torchtune.builders import model_of
 
@@ -27,6 +27,8 @@ FP8_STATES = ("AdamWFp8", "_AdamWFp8")
 OTHER_RECIPES = re.compile(r"(^|/)(qat_|knowledge_distillation|ppo_|\w*grpo|eleuther|generat|quantize|early_exit)")
 """Recipes of another step than fine-tuning or DPO."""
 RECIPES = re.compile(r"(dev/)?(gemma_)?(full|lora)_(finetune|dpo)(_distributed|_single_device|_fsdp2|_multi_dataset)*")
+RECIPE_FILE = r"(?:\S*/)?(?:full|lora|qat|ppo|knowledge)\w*_(?:distributed|single_device)\.py"
+"""Recipes that are started without tune."""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -34,16 +36,17 @@ def read(path: Path, said: Given) -> Reading:
     if path.suffix in (".yaml", ".yml"):
         data = file_settings(path, "a recipe of torchtune")
         return parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
-    found = launched(path, said, r"(?:\S*/)?tune", "run")
+    by_tune = re.search(r"\btune +run\b|torchtune\._cli\.tune", read_text(path)) is not None
+    found = launched(path, said, r"(?:\S*/)?tune|torchtune\._cli\.tune", "run") if by_tune else launched(path, said, RECIPE_FILE)
     words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
     loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]
-    named, recipe = str(words.get("config", [""])[0]), loose[0] if loose else ""
+    named, recipe = str(words.get("config", [""])[0]), (loose[0] if loose else "") if by_tune else found.program
     over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
     base = _configuration(path, named)
     data = override(base, {_component(base, key): value for key, value in over.items()})
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
-    gpus = said.num_gpus or (each * nodes if each and nodes else None)
+    gpus = said.num_gpus or (each * nodes if each and nodes else None if by_tune else found.num_gpus)
     reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
@@ -128,7 +131,7 @@ def _require_fine_tuning(given: Settings, called: str) -> None:
         if given.get(name) is not None:
             raise PlannerError(f"{given.where(name)}: {what} is not modelled; fine-tuning and DPO are")
     recipe, started, _ = called.partition(" ")
-    if started and OTHER_RECIPES.search(recipe) is not None:
+    if started and OTHER_RECIPES.search(recipe.rpartition("/")[2]) is not None:
         raise PlannerError(f"{given.path}: recipe {shown(recipe)} is not modelled; those of fine-tuning and DPO are")
     if given.get("batch_size") is None or given.get("optimizer") is None:
         raise PlannerError(f"{given.path}: batch_size or optimizer is missing: this recipe trains nothing")
