@@ -199,3 +199,13 @@ def test_fsdp_in_a_file_of_its_own(tmp_path: Path) -> None:
     written(tmp_path, shards, "fsdp.json")
     found = _read(tmp_path, SWIFT.replace("--deepspeed zero2", "--fsdp ./fsdp.json --train_type full"))
     assert (found.fields["zero"], found.fields["offload_parameters"], found.fields["recompute"]) == (3, 1, Recompute.FULL)
+
+
+def test_a_file_says_its_environment_and_its_side(tmp_path: Path) -> None:
+    megatron = "model: Qwen/Qwen3-30B-A3B\ntuner_type: full\ntensor_model_parallel_size: 2\nsequence_parallel: true\n"
+    found = read(written(tmp_path, f"{megatron}max_length: 4096\nENV: {{NPROC_PER_NODE: 8, NNODES: 2, MAX_PIXELS: 1003520}}\n"))
+    assert found.trainer.startswith("ms-swift-megatron") and asked_for(found) == []
+    assert (found.num_gpus, found.fields["tp"], found.fields["dp"]) == (16, 2, 8)
+    swift = "model: Qwen/Qwen2.5-7B-Instruct\ntuner_type: lora\nmax_length: 4096\ndeepspeed: zero2\nENV: {NPROC_PER_NODE: 4}\n"
+    found = read(written(tmp_path, swift))
+    assert (found.num_gpus, found.fields["zero"], found.unread) == (4, 2, ())

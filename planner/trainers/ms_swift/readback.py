@@ -33,19 +33,26 @@ PROGRAM = (
 )
 OBJECTIVES = {"dpo": "dpo"}
 MODES = ("sft", "pt", "rlhf")
+MEGATRON = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
+    "micro_batch_size", "global_batch_size", "recompute_granularity",
+)  # fmt: skip
+"""Arguments of megatron sft alone."""
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         given = Settings(path, said.filled(file_settings(path, "arguments of ms-swift")), said=said)
-        return parse(given, "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus)
+        mode, gpus = "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus or _of_env(given)
+        over_megatron = any(one in given.data for one in MEGATRON)
+        return parse_megatron(given, mode, gpus) if over_megatron else parse(given, mode, gpus)
     own = re.search(r"swift[./]cli", text := read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else "|".join(MODES))
     by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2]
     mode = next((word for word in found.words if word in MODES), by_name)
     given = with_files(path, found, said)
-    gpus = said.num_gpus or (None if _nodes_are_elsewhere(text, said) else found.num_gpus)
+    gpus = said.num_gpus or _of_env(given) or (None if _nodes_are_elsewhere(text, said) else found.num_gpus)
     if "megatron" in found.program:
         return parse_megatron(given, mode, gpus)
     stated = said.num_gpus or (found.sharding or Sharding()).num_gpus
@@ -56,6 +63,15 @@ def read(path: Path, said: Given) -> Reading:
         )
     reading = parse(given, mode, gpus, found.sharding)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def _of_env(given: Settings) -> int | None:
+    """GPUs by the section ENV of a file, which becomes the environment.  [swift/cli/main.py]"""
+    part = given.section("ENV")
+    for one in part.data:
+        part.get(one)
+    each = part.number("NPROC_PER_NODE")
+    return each * part.size("NNODES") if each else None
 
 
 def _nodes_are_elsewhere(text: str, said: Given) -> bool:
