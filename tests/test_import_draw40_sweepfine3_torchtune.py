@@ -83,7 +83,8 @@ def test_sharding_by_its_older_word(tmp_path: Path, word: str, zero: int) -> Non
 @pytest.mark.parametrize(("line", "name", "without"), [
     ("enable_fp8_training: true", "enable_fp8_training", "false"), ("freeze_layers: 4", "freeze_layers", "null"),
     ("use_fp8: true", "use_fp8", "false"), ("ema_decay: 0.99", "ema_decay", "null"), ("zero_stage: 2", "zero_stage", "null"),
-    ("precision: fp8", "precision", "null"), ("micro_batch_size: 4", "micro_batch_size", "null"),
+    ("precision: fp8", "precision", "null"),
+    ("layer_dropout: {prob: 0.2, layers: 4}", "layer_dropout", "null"), ("micro_batch_size: 4", "micro_batch_size", "null"),
 ])  # fmt: skip
 def test_words_that_decide_are_asked_about(tmp_path: Path, line: str, name: str, without: str) -> None:
     assert asked_for(_tune(tmp_path, f"{TUNE}{line}\n")) == [name]

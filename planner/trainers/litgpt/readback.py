@@ -151,7 +151,7 @@ def _batch(
     steps = batch // (gpus // nodes if by_node else gpus) // micro
     if not steps:
         where = f"{given.path}: train.global_batch_size {batch} is less than micro_batch_size {micro} on each of {gpus} GPUs"
-        raise PlannerError(f"{where}, which LitGPT refuses; --gpus N or --set train.global_batch_size=B with less")
+        raise PlannerError(f"{where}, which LitGPT refuses; say --gpus N with fewer or --set train.micro_batch_size=M")
     # On several devices every block is wrapped and recomputed; pre-training does not and shards in a node.
     fields |= {"dp": gpus, "num_microbatches": steps}
     if gpus > 1:

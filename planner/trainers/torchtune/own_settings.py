@@ -95,9 +95,10 @@ def of_a_fork(given: Settings) -> tuple[Question, ...]:
     found = []
     for name, value in left:
         if any(map(DECIDES.fullmatch, name.split("."))) and not KNOWN.fullmatch(name) and value not in NONE:
-            found.append(setting_of_a_fork(name, "torchtune", "false" if value == "True" else "null"))
+            head, _, rest = name.partition(".")  # of a section one question
+            found.append(setting_of_a_fork(head, "torchtune", "false" if value == "True" and not rest else "null"))
     device = str(given.get("device") or "cuda")
     if device.partition(":")[0] not in DEVICES:
         about = f"no profile of --hardware is of '{device}'; cuda imports the job as it would run on one"
         found.append(Question(name="device", about=about, choices=("cuda",)))
-    return tuple(found)
+    return tuple({one.name: one for one in found}.values())
