@@ -15,8 +15,9 @@ class HardwareGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             from planner import library
+            from planner.hardware.names import profile_named
 
-            library.find("hardware", args[0])  # refuses what is neither a command nor a profile
+            library.find("hardware", profile_named(args[0]))  # refuses what is neither a command nor a profile
             args = ["show", *args]
         return super().resolve_command(ctx, args)
 
