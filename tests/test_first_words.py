@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import planner
 from planner import library
 from planner.commands.main import main
 from planner.errors import PlannerError
@@ -29,6 +30,7 @@ def printed(*words: str, code: int = 2) -> str:
         ((*JOB, "--fsdp"), "Like: --trainer fsdp"),
         ((*JOB, "--zero-stage", "3"), "Did you mean '--zero'?"),
         (("--gpus", "8"), "Missing option '--model'. It is used like: plan --model llama-70b --gpus 8"),
+        (("run", "p.yaml"), "Missing option '--to'. Exports, logs and checkpoints of the job lie here."),
         (("trainers", "mgatron"), "unknown trainer 'mgatron'; known, nearest first: megatron, "),
     ],
 )  # fmt: skip
@@ -74,3 +76,9 @@ def test_tests_that_the_log_of_reviews_names_are_there() -> None:
     held = "\n".join(path.read_text() for path in (root / "tests").rglob("test_*.py"))
     missing = [name for name in named if f"def {name}(" not in held and not (root / "tests" / f"{name}.py").exists()]
     assert len(named) > 100 and not missing
+
+
+def test_a_plan_is_no_configuration_to_import(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    planner.plan(model="llama-8b", gpus=8, hardware="h100-sxm")[0].save(path)
+    assert "is a plan, as --output writes it, and a file of another kind is asked for here" in printed("import", str(path))

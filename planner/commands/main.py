@@ -142,6 +142,8 @@ class PlanGroup(click.Group):
 
             if error.ctx is not None and error.ctx.parent is ctx and (like := LIKE.get(error.ctx.info_name or "")):
                 raise click.UsageError(f"{error.format_message()} It is used like: {like}", error.ctx) from None
+            if isinstance(error.param, click.Option) and error.param.help:
+                raise click.UsageError(f"{error.format_message()} {error.param.help}", error.ctx) from None
             if not (isinstance(error.param, click.Argument) and takes_plan(error.ctx)):
                 raise
             raise click.UsageError(f"{error.format_message()} {plan_file_text(error.ctx)}", error.ctx) from None
