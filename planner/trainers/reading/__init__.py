@@ -24,8 +24,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, [*readers, *SERVERS])
     text = read_text(path)
-    if own := OWN_FILE.search(text):
-        raise PlannerError(library.other_kind(own[1], str(path)))
+    if written := OWN_FILE.search(text):
+        raise PlannerError(library.other_kind(written[1], str(path)))
     said = _counted(path, text, given or Given())
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
