@@ -10,6 +10,7 @@ import planner
 from planner import library
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.model import load_model
 from planner.trainers.targets import load_target
 
 JOB = ("--model", "llama-8b", "--gpus", "8", "--hardware", "h100")
@@ -25,6 +26,7 @@ def printed(*words: str, code: int = 2) -> str:
     ("words", "sentence"),
     [
         ((*JOB, "--zero", "3"), "trainer megatron knows zero 0, 1, with a pipeline 0, 1; zero 3 is known to --trainer automodel, "),
+        ((*JOB, "--lora-rank", "8", "--frozen-weights", "nf4"), "it knows bf16, fp8; nf4 is known to --trainer axolotl"),
         ((*JOB, "--flash-attention"), "Did you mean '--option'? Option of the trainer; may be repeated. [of its version] Like: "
                                       "--option attention_kernel=fa2"),
         ((*JOB, "--fsdp"), "Like: --trainer fsdp"),
@@ -82,3 +84,8 @@ def test_a_plan_is_no_configuration_to_import(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     planner.plan(model="llama-8b", gpus=8, hardware="h100-sxm")[0].save(path)
     assert "is a plan, as --output writes it, and a file of another kind is asked for here" in printed("import", str(path))
+
+
+@pytest.mark.parametrize("address", ["https://huggingface.co/{}", "huggingface.co/{}/", "https://hf.co/{}/blob/main/config.json"])
+def test_an_address_of_the_hub_is_its_repository(address: str) -> None:
+    assert load_model(address.format("meta-llama/Llama-3.1-8B")) is load_model("llama-8b")

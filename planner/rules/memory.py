@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from planner import library
-from planner.errors import FEW, listed
 from planner.layout import Module, Recompute, module_mask, module_names
 from planner.model import ModelSpec
 from planner.rules.jobs import LEAN_OPTIMIZERS
-from planner.rules.rule import Job, chosen, divides, known, rule
-from planner.trainer import Trainer, load_trainer
+from planner.rules.rule import Job, chosen, divides, known, known_to, rule
+from planner.trainer import Trainer
 from planner.workload import FP8_WEIGHTS
 
 
@@ -22,16 +20,9 @@ def _sharding(job: Job, x: Any) -> Iterator[Any]:
     yield np.isin(x.zero, levels) & piped
     yield (
         f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero {', '.join(map(str, levels))}, with a pipeline "
-        f"{', '.join(map(str, in_pipeline)) or 'none'}{_others_with_zero(x)}"
+        f"{', '.join(map(str, in_pipeline)) or 'none'}"
+        f"{known_to(f'zero {x.zero}', lambda legal: int(x.zero) in (legal.zero if x.pp == 1 else legal.zero_with_pp))}"
     )
-
-
-def _others_with_zero(x: Any) -> str:
-    """Trainers that shard as a layout asks, for a sentence."""
-    legal = [(name, load_trainer(name).legal) for name in library.names("trainers")]
-    found = [name for name, one in legal if int(x.zero) in (one.zero if x.pp == 1 else one.zero_with_pp)]
-    some = [*found[:FEW], f"{len(found) - FEW} more"] if len(found) > FEW else found
-    return f"; zero {x.zero} is known to --trainer {listed(some)}" if found else ""
 
 
 @rule("shard group")
