@@ -26,7 +26,7 @@ def printed(*words: str, code: int = 2) -> str:
     ("words", "sentence"),
     [
         ((*JOB, "--zero", "3"), "trainer megatron knows zero 0, 1, with a pipeline 0, 1; zero 3 is known to --trainer automodel, "),
-        ((*JOB, "--lora-rank", "8", "--frozen-weights", "nf4"), "it knows bf16, fp8; nf4 is known to --trainer axolotl"),
+        ((*JOB, "--lora-rank", "8", "--frozen-weights", "nf4"), "it knows bf16, fp8; nf4 is known to --trainer automodel, axolotl, "),
         ((*JOB, "--flash-attention"), "Did you mean '--option'? Option of the trainer; may be repeated. [of its version] Like: "
                                       "--option attention_kernel=fa2"),
         ((*JOB, "--fsdp"), "Like: --trainer fsdp"),
