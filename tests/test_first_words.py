@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import planner
-from planner import library
+from planner import library, units
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.model import load_model
@@ -26,7 +26,8 @@ def printed(*words: str, code: int = 2) -> str:
     ("words", "sentence"),
     [
         ((*JOB, "--zero", "3"), "trainer megatron knows zero 0, 1, with a pipeline 0, 1; zero 3 is known to --trainer automodel, "),
-        ((*JOB, "--lora-rank", "8", "--frozen-weights", "nf4"), "it knows bf16, fp8; nf4 is known to --trainer automodel, axolotl, "),
+        ((*JOB, "--lora-rank", "8", "--frozen-weights", "nf4"), "it knows bf16, fp8; nf4 is known to --trainer automodel, "),
+        ((*JOB, "--trainer", "megatron,deepspeed"), "unknown trainer 'megatron,deepspeed'; one trainer at a time"),
         ((*JOB, "--flash-attention"), "Did you mean '--option'? Option of the trainer; may be repeated. [of its version] Like: "
                                       "--option attention_kernel=fa2"),
         ((*JOB, "--fsdp"), "Like: --trainer fsdp"),
@@ -89,3 +90,13 @@ def test_a_plan_is_no_configuration_to_import(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["https://huggingface.co/{}", "huggingface.co/{}/", "https://hf.co/{}/blob/main/config.json"])
 def test_an_address_of_the_hub_is_its_repository(address: str) -> None:
     assert load_model(address.format("meta-llama/Llama-3.1-8B")) is load_model("llama-8b")
+
+
+def test_a_version_that_is_newer_than_what_is_known_is_said() -> None:
+    said = "megatron 0.19 (99 is newer than what is known)'s defaults"
+    assert said in printed(*JOB, "--trainer", "megatron@99", "--top", "1", "--json", code=0)
+    assert "megatron 0.12's defaults" in printed(*JOB, "--trainer", "megatron@0.12", "--top", "1", "--json", code=0)
+
+
+def test_networks_are_called_by_their_ethernet() -> None:
+    assert units.parse("10GbE", "bytes/s") == units.parse("10 Gb/s", "bytes/s")
