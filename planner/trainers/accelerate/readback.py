@@ -12,7 +12,7 @@ from planner.trainers.reading.sharding import accelerate
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    sharding = accelerate(path)
+    sharding = accelerate(path, said=said)
     given = Settings(path, said.filled({}), said=said)
     micro = said.micro_batch_size or given.number("per_device_train_batch_size")
     precision = {"no": "fp32", "fp16": "fp16", "fp8": "fp8"}.get(str(sharding.precision), "bf16")

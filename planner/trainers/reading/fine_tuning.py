@@ -42,7 +42,10 @@ KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa"
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
     r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size).*"
+    r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size"
+    r"|tp_plan|distributed_config|sharded_ddp|mp_parameters|tpu_num_cores|layer_replication|use_qalora|bdlora|velora|monteclora|arrow_config"
+    r"|master_weights|optimizer_states|mics_shard|torch_autocast\.enabled|(elasticity|curriculum_learning|progressive_layer_drop"
+    r"|random_ltd)\.enabled|sparse_attention|custom_fsdp|precision_aware|last_pipeline_num|virtual_pipeline|recompute_num_layers).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
@@ -110,9 +113,9 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
-    for name in ("use_cpu", "no_cuda"):
+    for name in ("use_cpu", "no_cuda", "use_mps_device"):
         if job.given.flag(name):
-            what = "it trains on CPUs, which no plan is for"
+            what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
             raise PlannerError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
@@ -141,7 +144,8 @@ def reading(job: FineTuning) -> Reading:
     frozen, noted = _frozen(job)
     plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
-    states, paged = _states(job.optimizer, trainer)
+    own = _own_optimizer(job)
+    states, paged = _states(own or job.optimizer, trainer)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
     if not job.lora_rank:
@@ -160,7 +164,7 @@ def reading(job: FineTuning) -> Reading:
     return result
 
 
-_ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate))\w*size = '?1'?")
+_ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate)|mics_shard)\w*size = '?-?1'?")
 """A split over one rank, which splits nothing."""
 _FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
 """Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""
@@ -238,8 +242,28 @@ def _states(optimizer: str, trainer: str) -> tuple[str, tuple[str, ...]]:
     return plain, (note,)
 
 
+def _own_optimizer(job: FineTuning) -> str | None:
+    """The optimizer that a configuration of DeepSpeed names, which goes before the one of the arguments.  [transformers,
+    integrations/deepspeed.py: deepspeed_optim_sched]"""
+    said = job.given.said.setting("optim") if job.given.said is not None else None
+    if job.sharding.kind != "deepspeed" or job.sharding.optimizer is None or said is not None:
+        return None
+    return optimizer(job.given, job.sharding.optimizer, "optim")
+
+
+def _differences(job: FineTuning) -> list[str]:
+    """Notes about numbers that a configuration of DeepSpeed and the arguments say differently."""
+    shard = job.sharding
+    pairs = (("train_micro_batch_size_per_gpu", shard.micro_batch_size, job.micro_batch_size),
+             ("gradient_accumulation_steps", shard.accumulation, job.accumulation))  # fmt: skip
+    return [
+        f"its configuration of DeepSpeed says {name} {theirs}, where {ours} is priced: transformers does not start with two"
+        for name, theirs, ours in pairs if shard.kind == "deepspeed" and None not in (theirs, ours) and theirs != ours
+    ]  # fmt: skip
+
+
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
-    notes = [*job.sharding.notes]
+    notes = [*job.sharding.notes, *_differences(job)]
     if job.sharding.kind == "ddp" and (gpus or 0) > 1:
         notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
     if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):

@@ -4,13 +4,15 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute
 from planner.record import record
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.guides import guide
+from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import percent
@@ -45,14 +47,14 @@ OR_SAY = (
 QUIET_ZERO = re.compile(
     r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
     r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
-    r"|load_from_fp32_weights|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
+    r"|load_from_fp32_weights|cpu_offload_use_pin_memory|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
     r"|wall_clock_breakdown|scheduler\..*|optimizer\.params\..*|gradient_predivide_factor|prescale_gradients|communication_data_type"
-    r"|(fp16|bf16)\.\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
+    r"|(fp16|bf16)\.(?!\w*(master_weights|optimizer_states))\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
 )
 """Keys of DeepSpeed that change neither the layout nor, by more than a bucket, its memory."""
 QUIET_ACCELERATE = re.compile(
-    r"compute_environment|debug|downcast_bf16|machine_rank|main_\w+|rdzv_\w+|same_network|tpu_\w+|use_cpu|gpu_ids|num_machines"
-    r"|enable_cpu_affinity|deepspeed_config\.(deepspeed_\w+|zero3_\w+|gradient_clipping|seq_parallel_communication_data_type)"
+    r"compute_environment|debug|downcast_bf16|machine_rank|main_\w+|rdzv_\w+|same_network|tpu_\w+|mpirun_config\..*"
+    r"|enable_cpu_affinity|deepspeed_config\.(offload_\w+_nvme_path|deepspeed_\w+|zero3_\w+|gradient_clipping|seq_parallel_communication_data_type)"
     r"|fsdp_config\.fsdp_(auto_wrap_policy|transformer_layer_cls_to_wrap|backward_prefetch\w*|forward_prefetch|state_dict_type"
     r"|sync_module_states|use_orig_params|cpu_ram_efficient_loading|min_num_params|mixed_precision_policy)|dynamo_config\..*"
     r"|parallelism_config\.parallelism_config_(\w+_backend|\w+_strategy|sp_\w+|cp_\w+)|megatron_lm_config.megatron_lm_gradient_clipping|commands|command_file|tpu_name|tpu_zone"
@@ -77,6 +79,8 @@ class Sharding:
     """Of mixed precision; 'no' = none."""
     optimizer: str | None = None
     """As DeepSpeed names it."""
+    compiled: bool = False
+    """The launcher compiles the model."""
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Which document said it, where that is not the file itself."""
@@ -142,8 +146,10 @@ def _deepspeed(given: Settings) -> Sharding:
 
 def _device(zero: Settings, name: str) -> str:
     place = zero.section(name)
-    place.get("nvme_path")
-    return str(place.get("device", "none")).lower()
+    for one in ("nvme_path", "ratio"):
+        place.get(one)
+    older = zero.flag("cpu_offload" if name == "offload_optimizer" else "cpu_offload_params")  # before DeepSpeed 0.3.16
+    return str(place.get("device", "cpu" if older else "none")).lower()
 
 
 def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict[str, int]:
@@ -163,12 +169,25 @@ def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict
 # ------------------------------------------------------------------------------------------------------------ accelerate
 
 
-def accelerate(path: Path) -> Sharding:
-    """What the YAML of accelerate says. Raises PlannerError."""
-    given = Settings(path, file_settings(path, "a configuration of accelerate"))
-    kind = str(given.get("distributed_type", "NO")).upper().rpartition(".")[2]
+def accelerate(path: Path, options: Mapping[str, list[str]] = MappingProxyType({}), said: Given | None = None) -> Sharding:
+    """What the YAML of accelerate says, under the ``options`` of its launch command. Raises PlannerError."""
+    return of_accelerate(path, overlaid(file_settings(path, "a configuration of accelerate"), options), said)
+
+
+def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None) -> Sharding:
+    """The same of its mapping. Raises PlannerError."""
+    kind = str(data.get("distributed_type") or "NO").upper().rpartition(".")[2]
+    idle = [one for one, owner in OF_A_KIND.items() if owner != kind and data.get(one)]
+    given = Settings(path, {name: value for name, value in data.items() if name not in idle}, said=said)
+    given.get("distributed_type")
     precision = str(given.get("mixed_precision", "no")).lower()
-    processes, machines = given.number("num_processes"), given.size("num_machines")
+    processes, machines = given.number("num_processes", least=-1) or 0, given.size("num_machines")
+    if given.flag("use_cpu"):
+        raise PlannerError(f"{given.where('use_cpu')}: it trains on CPUs, which no plan is for")
+    ids = str(given.get("gpu_ids", "all"))
+    if processes < 1 and re.fullmatch(r"\d+(\s*,\s*\d+)*", ids):
+        processes = len(ids.split(","))
+    backend = str(given.section("dynamo_config").get("dynamo_backend") or given.get("dynamo_backend", "no"))
     readers = {"FSDP": _fsdp_yaml, "DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}
     if kind in readers:
         found = readers[kind](given)
@@ -176,13 +195,29 @@ def accelerate(path: Path) -> Sharding:
         found = Sharding(fields={"zero": 0})
     else:
         raise PlannerError(f"{given.where('distributed_type')} is {kind}; a plan knows FSDP, DEEPSPEED, MEGATRON_LM, MULTI_GPU")
-    gpus = 1 if kind == "NO" else processes
+    gpus = 1 if kind == "NO" else max(processes, 0) or None
     fields = {**found.fields, **_parallelism(given)}
     unread = tuple(one for one in given.left() if not QUIET_ACCELERATE.fullmatch(one.split(" = ")[0]))
     return dataclasses.replace(
         found, num_gpus=gpus, gpus_per_node=gpus // machines if gpus and machines else None, fields=fields,
-        precision=found.precision or precision, unread=(*found.unread, *unread),
+        precision=found.precision or precision, unread=(*found.unread, *unread), compiled=backend.lower() != "no",
+        notes=(*found.notes, *([UNWRAPPED] if kind == "FSDP" and _unwrapped(given) else []),
+               *(f"{one} of {path.name} does nothing: distributed_type is {kind}" for one in idle)),
     )  # fmt: skip
+
+
+OF_A_KIND = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
+"""Sections of accelerate and the distributed_type that takes them."""
+UNWRAPPED = (
+    "FSDP has no auto_wrap_policy, so every GPU gathers all weights at once, which are priced layer by layer: memory comes out too low"
+)
+
+
+def _unwrapped(given: Settings) -> bool:
+    """Whether the configuration of accelerate has FSDP gather the whole model as one unit.  [accelerate, utils/dataclasses.py]"""
+    part = given.section("fsdp_config").data
+    policy = str(part.get("fsdp_auto_wrap_policy", part.get("auto_wrap_policy", "NO_WRAP")))
+    return policy.upper() in ("NO_WRAP", "NONE") and not part.get("fsdp_transformer_layer_cls_to_wrap")
 
 
 def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool) -> tuple[Sharding, tuple[Question, ...]]:
@@ -191,7 +226,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     found = sharding or accelerate_named(given)
     own = isinstance(given.data.get("deepspeed"), str) and found is not None and found.kind in ("deepspeed", "fsdp")
     if found is None or found.kind == "ddp" or own:
-        found = _over(found, from_arguments(given))
+        found = _over(found, from_arguments(given, by_fsdp=True))
     about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
     return found or Sharding(), asked
@@ -224,8 +259,9 @@ def accelerate_named(given: Settings) -> Sharding | None:
         given.ask(Question(name="accelerate", choices=("FILE",), about=about))
         return Sharding(kind="fsdp", fields={"zero": 3})
     if named is None or file.name != Path(named.file).name:  # the user says another one
-        return accelerate(file)
-    return dataclasses.replace(counted(accelerate(file), named.counts), notes=(str(named),))
+        return accelerate(file, said=given.said)
+    found = accelerate(file, said=given.said)
+    return dataclasses.replace(counted(found, named.counts), notes=(*found.notes, str(named)))
 
 
 def counted(found: Sharding, counts: Mapping[str, int | None]) -> Sharding:
@@ -280,9 +316,10 @@ def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) 
 
 def _deepspeed_yaml(given: Settings) -> Sharding:
     part = given.section("deepspeed_config")
-    file = part.get("deepspeed_config_file")
+    said = given.said.setting("deepspeed_config_file") if given.said is not None else None
+    file = said or part.get("deepspeed_config_file")
     if file is not None:
-        return deepspeed(file, given.path, "deepspeed_config_file")
+        return deepspeed(file, given.path, "deepspeed_config_file", given if given.said is not None else None)
     optimizer, weights = (
         str(part.get(f"offload_{what}_device", "none")).lower() for what in ("optimizer", "param")
     )
@@ -322,8 +359,9 @@ def _own_deepspeed(given: Settings) -> Sharding:
     return Sharding(kind="deepspeed", fields={"zero": stage, **host})
 
 
-def from_arguments(given: Settings) -> Sharding | None:
-    """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. Raises PlannerError."""
+def from_arguments(given: Settings, by_fsdp: bool = False) -> Sharding | None:
+    """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. ``by_fsdp``: the second does
+    nothing without the first.  [transformers, training_args.py] Raises PlannerError."""
     path = str(given.data.get("deepspeed") or "")
     there = is_open(path) and beside(given.path, path.rpartition("/")[2]) is not None  # copied to a folder of the run
     named = path.rpartition("/")[2] if there else given.get("deepspeed")
@@ -337,7 +375,7 @@ def from_arguments(given: Settings) -> Sharding | None:
     if words == "no_shard" and section is None and given.said is not None and "fsdp" in given.said.settings:
         return Sharding()  # the answer to how a job is split: plain data parallel, whose weights keep the dtype they are loaded in
     text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
-    if text.lower() in ("", "false", "none") and section is None:
+    if text.lower() in ("", "false", "none") and (section is None or by_fsdp):
         return None
     unknown = next((one for one in text.replace(",", " ").lower().split() if one not in FSDP_WORDS), None)
     if unknown is not None and section is None:

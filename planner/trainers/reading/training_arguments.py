@@ -22,6 +22,7 @@ from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
+from planner.trainers.reading.trainer_words import length_of, loss_of, notes_of, shared_batches, spelled
 from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
@@ -102,6 +103,7 @@ def parse(
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
         given.data = {**given.data, "gradient_checkpointing": value_of(answer)}
+    given.data = spelled(given.data)
     objective = objective_of(given, script)
     habits, dated = _dated(given, habits, sharding)
     for name in FROZEN:
@@ -123,23 +125,27 @@ def parse(
     elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
+    usual = "kept" if found.kind == "deepspeed" else "chunked"
+    loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
+    options = {**_options(given), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
-        sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
+        sequence_length=length_of(given, objective, _length(given), habits.length), precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
-        objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        objective=objective, sharding=found, num_gpus=num_gpus, options=options, quiet=QUIET,
         questions=(
             *asked, *given.late, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
+            *shared_batches(given),
         ),
-        notes=notes,
+        notes=(*notes, *noted, *notes_of(given, objective, adapters)),
     ))  # fmt: skip
 
 
@@ -177,9 +183,10 @@ def _micro(given: Settings) -> tuple[int, int]:
 
 
 def _steps(given: Settings, sharding: Sharding) -> int:
-    """Forward passes per step; Megatron of accelerate has its own number of them.  [accelerate, utils/dataclasses.py]"""
-    usual = (sharding.accumulation or 1) if sharding.kind == "megatron" else 1
-    return given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), usual)
+    """Forward passes per step; Megatron of accelerate has its own number of them, whatever else is said.  [accelerate,
+    utils/dataclasses.py, MegatronLMPlugin]"""
+    said = given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1)
+    return sharding.accumulation or said if sharding.kind == "megatron" else said
 
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
@@ -192,8 +199,8 @@ def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding |
         return "fp16" if _dtype(given) in ("fp16", "float16") else "bf16"
     if given.flag("bf16", habits.bf16):
         return "bf16"
-    launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
-    return launched if launched in ("bf16", "fp16") else "fp32"
+    launched = sharding.precision if sharding else None  # no false of the arguments takes it back
+    return launched if launched in ("bf16", "fp16", "fp8") else "fp32"
 
 
 def _own_word(given: Settings) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import own_passes, own_weights
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
+from planner.trainers.reading.loading import loading
 from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -46,6 +47,9 @@ FOREIGN_ADAPTERS = (
 OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
 """What decides time or memory in such a configuration."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
+DECIDING = ("rank_pattern", "target_parameters", "exclude_modules", "trainable_token_indices", "layer_replication", "use_qalora",
+            "use_bdlora", "velora_config", "monteclora_config", "arrow_config")  # fmt: skip
+"""Keywords of LoraConfig that change what is trained or stored.  [peft, tuners/lora/config.py]"""
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
@@ -87,7 +91,7 @@ def settings_of(
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS)
     for call in (*configs[:1], *trainers[:1]):
-        data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
+        data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and (value is not None or name == "max_length")}
     spread = [name for name in data if name.startswith("**")]
     elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
@@ -97,6 +101,8 @@ def settings_of(
         data["bf16"] = gap(["bf16"])
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
+    for call in script.calls("ParallelismConfig")[:1]:
+        data["parallelism_config"] = script.keywords(call)
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
@@ -293,39 +299,11 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    found |= turned(script, call) | _loading(script, words, call)
+    found |= turned(script, call) | loading(script, words, call)
     others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
-        found = {**_loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
+        found = {**loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
     return found
-
-
-def _loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = None) -> dict[str, Any]:
-    """Arguments of what loads a model: dtype, kernel of attention and bits."""
-    found: dict[str, Any] = {}
-    dtype = words.get("dtype", words.get("torch_dtype"))
-    if isinstance(dtype, str):
-        found["dtype"] = dtype
-    if (kernel := words.get("attn_implementation")) is not None:
-        found["attn_implementation"] = kernel
-    bits = next(iter(script.calls("BitsAndBytesConfig")), None)
-    quantised = script.keywords(bits) if bits is not None and words.get("quantization_config") is not None else words
-    for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
-                         ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
-        if theirs in quantised or quantised is not words:
-            found[ours] = quantised.get(theirs, False)
-    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
-        found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
-    spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
-    if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
-        found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
-    return found
-
-
-def _put_in_keywords(script: Script) -> bool:
-    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
-    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
-    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
 
 
 def loaded_by_trainer(script: Script) -> dict[str, Any]:
@@ -335,7 +313,7 @@ def loaded_by_trainer(script: Script) -> dict[str, Any]:
     put = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Attribute)]
     given += [one.value for one in put if last_name(one.targets[0]) == INITIAL]
     words = script.value(given[-1]) if given else None
-    return _loading(script, words) if isinstance(words, dict) else {}
+    return loading(script, words) if isinstance(words, dict) else {}
 
 
 INITIAL = "model_init_kwargs"
@@ -380,6 +358,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
+    found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}
     if unsloth:
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
         found["gradient_checkpointing"] = checkpointing not in (False, None, "False")
