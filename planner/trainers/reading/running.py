@@ -9,9 +9,12 @@ from typing import Any
 
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import Bound, is_main, last_name
+from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, targets
+from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
 
+LAST = 10**9
+"""Behind every line."""
 DEEPEST = 4
 """Functions that call functions."""
 _Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
@@ -21,6 +24,7 @@ class Running(Script):
     """A script whose calls count where they may be made."""
 
     def __init__(self, path: Path, said: Given) -> None:
+        self._puts: dict[tuple[int, str], list[tuple[int, ast.expr | None, ast.expr]]] = {}  # (line, key, value); no key = update
         super().__init__(path, said)
         self._under = dict(_conditions(self.tree))
         self._asking: set[int] = set()
@@ -94,6 +98,62 @@ class Running(Script):
             self._asking.discard(id(test))
         if outer:
             self._known[id(test)] = found
+        return found
+
+    def _note(self, node: ast.AST, home: Function | None, sure: bool) -> None:
+        """The same, and what is put into a mapping that a name holds: a[key] = value, a.update(...), a.setdefault(key, value)."""
+        super()._note(node, home, sure)
+        for target, value in targets(node):
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and value is not None:
+                place = (id(home), target.value.id)
+                self._puts.setdefault(place, []).append((getattr(node, "lineno", 0), target.slice, value))
+        owner = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+        if isinstance(node, ast.Call) and isinstance(owner, ast.Name) and last_name(node.func) == "update":
+            self._puts.setdefault((id(home), owner.id), []).append((node.lineno, None, node))
+
+    def _named(self, name: str, at: ast.AST) -> Any:
+        """The same, of a mapping with what is put into it on the way."""
+        value = super()._named(name, at)
+        home = self._home.get(id(at))
+        while home is not None and not self._names.get((id(home), name)):
+            home = self._home.get(id(home))
+        if not isinstance(value, dict) or isinstance(value, FileSettings) or name in self.said.settings:
+            return value
+        line = getattr(at, "lineno", 0) if home is self._home.get(id(at)) else LAST
+        made = max((one.line for one in self._names.get((id(home), name), []) if one.line <= line), default=0)
+        found = dict(value)
+        for place, key, put in sorted(self._puts.get((id(home), name), []), key=lambda one: one[0]):
+            if made < place < line:
+                self._put(found, key, put)
+        return found
+
+    def _put(self, found: dict[Any, Any], key: ast.expr | None, put: ast.expr) -> None:
+        """Puts a value, or what an update brings, into a mapping: where its condition is not known, a gap."""
+        met = self._holds(self._under.get(id(put), ((), ""))[0])
+        if met is False:
+            return
+        if isinstance(put, ast.Call) and key is None:
+            given = self._value(put.args[0]) if put.args else {}
+            new = {**(given if isinstance(given, dict) else {}), **self.keywords(put)}
+        else:
+            new = {str(self._value(key)): self._value(put)} if key is not None else {}
+        for name, value in new.items():
+            value = called(value, str(name))
+            found[name] = value if met or found.get(name) == value else gap([str(name)])
+
+    def set_on(self, call: ast.Call) -> dict[str, Any]:
+        """Attributes that are set later on the object that a call makes: args.bf16 = True behind args = SFTConfig(...)."""
+        home, found = self._home.get(id(call)), {}
+        names = [one.targets[0].id for one in ast.walk(self.tree)
+                 if isinstance(one, ast.Assign) and one.value is call and isinstance(one.targets[0], ast.Name)]  # fmt: skip
+        for place, every in self._attributes.items():
+            owner, _, name = place.partition(".")
+            later = [one for one in every if one.home is home and one.line > call.lineno] if owner in names and "." not in name else []
+            if later:
+                met = [self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in later if one.value is not None]
+                if any(one is not False for one in met):
+                    value = called(self._within(partial(self._decided, later, name)), name)
+                    found[name] = value if True in met else gap([name])
         return found
 
     def _decided(self, some: list[Bound], name: str) -> Any:

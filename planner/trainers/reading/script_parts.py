@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import default_of, fields_of, last_name
 from planner.trainers.reading.shell.text import gap, is_open
 
 BATCH = "per_device_train_batch_size"
@@ -75,3 +75,18 @@ def turned(script: Script, load: ast.Call) -> dict[str, Any]:
         if inner is load and not call.args:
             return {"dtype": TURNED[last_name(call.func)]}
     return {}
+
+
+def bases_of(script: Script, name: str) -> list[str]:
+    """Last names of the bases of a class of the script."""
+    made = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name == name)
+    return [last_name(base) for one in made for base in one.bases]
+
+
+def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Classes of the script that are made from some classes -> their own fields with their values."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)]
+    return {
+        one.name: {name: script.value(default_of(value)) for name, value in fields_of(one) if value is not None}
+        for one in made if one.name not in names and any(last_name(base) in names for base in one.bases)
+    }  # fmt: skip

@@ -20,7 +20,9 @@ from planner.trainers.reading.script_parts import (
     BATCH,
     CHECKPOINTS,
     OF_ANOTHER,
+    bases_of,
     cut_length,
+    derived_from,
     held,
     in_a_mapping,
     made_elsewhere,
@@ -86,12 +88,14 @@ def settings_of(
         what = "its trainer is unsloth's, and the model is loaded in another module"
         raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
     data = model_arguments(script, loads, unsloth, notes)
-    configs = sorted(script.calls(*CONFIGS), key=lambda one: all(word.arg != BATCH for word in one.keywords))
+    derived = derived_from(script, CONFIGS)
+    configs = sorted(script.calls(*CONFIGS, *derived), key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS)
     for call in (*configs[:1], *trainers[:1]):
-        data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and (value is not None or name == "max_length")}
+        words = {**derived.get(last_name(call.func), {}), **script.keywords(call), **script.set_on(call)}
+        data |= {name: value for name, value in words.items() if name not in _OBJECTS and (value is not None or (name == "max_length" and not unsloth))}
     spread = [name for name in data if name.startswith("**")]
     elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
@@ -106,7 +110,8 @@ def settings_of(
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
-    kinds = {getattr(one.func, "id", getattr(one.func, "attr", "")) for one in (*configs[:1], *trainers[:1])}
+    kinds = {last_name(one.func) for one in (*configs[:1], *trainers[:1])}
+    kinds |= {base for name in kinds & derived.keys() for base in bases_of(script, name)}
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
@@ -342,7 +347,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     if not calls:
         given = [script.keywords(one).get("peft_config") for one in script.calls(*TRAINERS)]
         return {"use_peft": gap(["use_peft"])} if any(one is not None for one in given) else {}
-    words = script.keywords(calls[0])
+    words = {**script.keywords(calls[0]), **(script.set_on(calls[0]) if isinstance(script, Running) else {})}
     if words.get("use_dora"):
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
     if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
