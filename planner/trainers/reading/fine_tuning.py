@@ -38,12 +38,13 @@ JOINT = {
 """Linear layers of attention under other names, by the letters of their parts."""
 WITH_ADAPTERS = {**ATTENTION, "all": ("q", "k", "v", "o", "gate", "up", "down")}
 """Linear layers of a dense model by lora_targets."""
-KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
+KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
+           "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
     r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size"
-    r"|tp_plan|distributed_config|sharded_ddp|mp_parameters|tpu_num_cores|layer_replication|use_qalora|bdlora|velora|monteclora|arrow_config"
+    r"|tp_plan|every_n_layers|load_in_fp8|qat_scheme|distributed_config|sharded_ddp|mp_parameters|tpu_num_cores|layer_replication|use_qalora|bdlora|velora|monteclora|arrow_config"
     r"|master_weights|optimizer_states|mics_shard|torch_autocast\.enabled|(elasticity|curriculum_learning|progressive_layer_drop"
     r"|random_ltd)\.enabled|sparse_attention|custom_fsdp|precision_aware|last_pipeline_num|virtual_pipeline|recompute_num_layers).*"
 )
@@ -160,7 +161,7 @@ def reading(job: FineTuning) -> Reading:
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
-    _require_priced(result, where)
+    _require_priced(result, job.given)
     return result
 
 
@@ -170,12 +171,14 @@ _FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
 """Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""
 
 
-def _require_priced(reading: Reading, where: str) -> None:
-    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
+def _require_priced(reading: Reading, given: Settings) -> None:
+    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words, and stays."""
     names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    said = given.said
+    wrong = [one for one in wrong if said is None or str(said.setting(one)).lower() not in ("false", "null", "0")]
     if wrong:
-        raise not_priced(where, wrong, wrong)
+        raise not_priced(str(given.path), wrong, wrong)
 
 
 LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")

@@ -9,7 +9,7 @@ from planner.trainers.reading.settings import parsed
 SECTIONS = {
     "fsdp_config": r"fsdp_\w+", "megatron_lm_config": r"megatron_lm_\w+", "parallelism_config": r"parallelism_config_\w+",
     "dynamo_config": r"dynamo_\w+", "fp8_config": r"fp8_\w+",
-    "deepspeed_config": r"zero_stage|zero3_\w+|offload_(optimizer|param)_\w+|gradient_accumulation_steps|gradient_clipping|deepspeed_\w+",
+    "deepspeed_config": r"zero_stage|zero3_\w+|offload_(optimizer|param)_\w+|gradient_(accumulation_steps|clipping)|deepspeed_\w+",
 }  # fmt: skip
 """Section of the file -> its options.  [accelerate, commands/launch.py: _validate_launch_command]"""
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU", "tpu": "TPU"}

@@ -12,8 +12,11 @@ SPLITS = ("tp_plan", "tp_size", "distributed_config")
 """Keywords of from_pretrained that split layers over ranks.  [transformers, modeling_utils.py]"""
 QUANTISERS = {"GPTQConfig": "bits", "AwqConfig": "bits", "AutoRoundConfig": "bits", "HqqConfig": "nbits"}
 """Configurations of other quantisations and what they call their bits."""
-OTHER_QUANTISERS = ("TorchAoConfig", "QuantoConfig", "EetqConfig", "FineGrainedFP8Config", "FbgemmFp8Config", "AqlmConfig", "VptqConfig",
-                    "HiggsConfig", "SpQRConfig", "BitNetQuantConfig", "CompressedTensorsConfig", "Mxfp4Config")  # fmt: skip
+OTHER_QUANTISERS = ("TorchAoConfig", "QuantoConfig", "EetqConfig", "FineGrainedFP8Config", "FbgemmFp8Config", "AqlmConfig",
+                    "VptqConfig", "HiggsConfig", "SpQRConfig", "CompressedTensorsConfig", "Mxfp4Config")  # fmt: skip
+
+NAMES = (("load_in_4bit", "load_in_4bit"), ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
+"""Arguments of TRL and what BitsAndBytesConfig calls them."""
 
 
 def _other_bits(script: Script) -> dict[str, Any] | None:
@@ -44,10 +47,11 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     if bits is None and given is not None and (other := _other_bits(script)) is not None:
         return found | other
     quantised = script.keywords(bits) if bits is not None and given is not None else given if isinstance(given, dict) else words
-    for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
-                         ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
+    for ours, theirs in (*NAMES, ("load_in_8bit", "load_in_8bit")):
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
+    if quantised is not words and any(one.startswith("**") for one in quantised):  # what these hold is not followed to here
+        found |= {ours: gap([theirs]) for ours, theirs in NAMES if theirs not in quantised}
     if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
         found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))

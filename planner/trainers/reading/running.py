@@ -148,8 +148,8 @@ class Running(Script):
                  if isinstance(one, ast.Assign) and one.value is call and isinstance(one.targets[0], ast.Name)]  # fmt: skip
         for place, every in self._attributes.items():
             owner, _, name = place.partition(".")
-            later = [one for one in every if one.home is home and one.line > call.lineno] if owner in names and "." not in name else []
-            if later:
+            later = [one for one in every if one.home is home and one.line > call.lineno]
+            if later and owner in names and "." not in name:
                 met = [self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in later if one.value is not None]
                 if any(one is not False for one in met):
                     value = called(self._within(partial(self._decided, later, name)), name)

@@ -90,3 +90,30 @@ def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, 
         one.name: {name: script.value(default_of(value)) for name, value in fields_of(one) if value is not None}
         for one in made if one.name not in names and any(last_name(base) in names for base in one.bases)
     }  # fmt: skip
+
+
+def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
+    """The length of unsloth, which cuts at the max_seq_length of the model, or of its arguments where that is less, whatever
+    max_length they say.  [unsloth, models/rl.py]"""
+    said, own = data.get("max_length"), data.get("max_seq_length")
+    if not isinstance(loaded, int):
+        return {"max_seq_length": None} if own == said else {}
+    if isinstance(said, int) and said != loaded:
+        notes.append(f"unsloth cuts at the max_seq_length of its model, {loaded}, and not at max_length {said}")
+    return {"max_seq_length": None, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
+
+
+PARTS = {
+    "finetune_attention_modules": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "finetune_mlp_modules": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Switches of unsloth and the linear layers that they are for."""
+
+
+def unsloth_targets(targets: Any, words: Mapping[str, Any]) -> Any:
+    """Linear layers with adapters under the switches of unsloth's models with images.  [unsloth, models/vision.py]"""
+    without = [layer for name, layers in PARTS.items() if words.get(name) is False for layer in layers]
+    if not without or not (targets in (None, "all-linear") or isinstance(targets, list)):
+        return targets
+    every = targets if isinstance(targets, list) else [layer for layers in PARTS.values() for layer in layers]
+    return [one for one in every if one not in without]

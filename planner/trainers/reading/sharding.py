@@ -188,8 +188,10 @@ def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None
     if processes < 1 and re.fullmatch(r"\d+(\s*,\s*\d+)*", ids):
         processes = len(ids.split(","))
     backend = str(given.section("dynamo_config").get("dynamo_backend") or given.get("dynamo_backend", "no"))
-    readers = {"FSDP": _fsdp_yaml, "DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}
-    if kind in readers:
+    readers = {"DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}
+    if kind == "FSDP":
+        found = fsdp_section(given.section("fsdp_config"), "fsdp_")
+    elif kind in readers:
         found = readers[kind](given)
     elif kind in ("NO", "MULTI_GPU"):
         found = Sharding(fields={"zero": 0})
@@ -208,9 +210,8 @@ def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None
 
 OF_A_KIND = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
 """Sections of accelerate and the distributed_type that takes them."""
-UNWRAPPED = (
-    "FSDP has no auto_wrap_policy, so every GPU gathers all weights at once, which are priced layer by layer: memory comes out too low"
-)
+UNWRAPPED = "without auto_wrap_policy every GPU gathers all weights at once, priced layer by layer: memory comes out too low"
+"""Note about FSDP of one unit."""
 
 
 def _unwrapped(given: Settings) -> bool:
@@ -229,7 +230,8 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
         found = _over(found, from_arguments(given, by_fsdp=True))
     about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
-    return found or Sharding(), asked
+    split = _parallelism(given) if isinstance(given.data.get("parallelism_config"), Mapping) else {}
+    return dataclasses.replace(found or Sharding(), fields={**(found.fields if found else {}), **split}), asked
 
 
 def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
@@ -280,7 +282,8 @@ def _parallelism(given: Settings) -> dict[str, int]:
     """Fields of the section parallelism_config."""
     sizes, fields = given.section("parallelism_config"), {}
     tp, cp, sp, replicas, shards = (
-        sizes.size(f"parallelism_config_{name}_size", least=-1) for name in ("tp", "cp", "sp", "dp_replicate", "dp_shard")
+        max(sizes.size(f"{prefix}{name}_size", least=-1) for prefix in ("parallelism_config_", ""))
+        for name in ("tp", "cp", "sp", "dp_replicate", "dp_shard")
     )
     if tp > 1:
         fields["tp"] = tp
@@ -290,11 +293,6 @@ def _parallelism(given: Settings) -> dict[str, int]:
     if replicas > 1 and shards > 1:
         fields["dp_shard"] = shards
     return fields
-
-
-def _fsdp_yaml(given: Settings) -> Sharding:
-    part = given.section("fsdp_config")
-    return fsdp_section(part, "fsdp_")
 
 
 def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) -> Sharding:

@@ -7,6 +7,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, shared_batches, spelled
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     KERNELS,
@@ -22,7 +23,6 @@ from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
-from planner.trainers.reading.trainer_words import length_of, loss_of, notes_of, shared_batches, spelled
 from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
@@ -132,7 +132,8 @@ def parse(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
-        sequence_length=length_of(given, objective, _length(given), habits.length), precision=_precision(given, habits, half, found),
+        sequence_length=length_of(given, objective, _length(given), habits.length),
+        precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,

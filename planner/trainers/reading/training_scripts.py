@@ -28,6 +28,8 @@ from planner.trainers.reading.script_parts import (
     made_elsewhere,
     switched_on,
     turned,
+    unsloth_length,
+    unsloth_targets,
 )
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
@@ -94,8 +96,7 @@ def settings_of(
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS)
     for call in (*configs[:1], *trainers[:1]):
-        words = {**derived.get(last_name(call.func), {}), **script.keywords(call), **script.set_on(call)}
-        data |= {name: value for name, value in words.items() if name not in _OBJECTS and (value is not None or (name == "max_length" and not unsloth))}
+        data |= _said_by(script, call, derived, unsloth)
     spread = [name for name in data if name.startswith("**")]
     elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
@@ -105,8 +106,6 @@ def settings_of(
         data["bf16"] = gap(["bf16"])
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
-    for call in script.calls("ParallelismConfig")[:1]:
-        data["parallelism_config"] = script.keywords(call)
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
@@ -116,12 +115,12 @@ def settings_of(
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= cut_length(script)
-    _put_checkpointing(script, said, data)
+    _put_checkpointing(script, said, data, unsloth)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     _require_adapters(path, said, data)
-    if unsloth and data.get("max_seq_length") == data.get("max_length"):  # said twice
-        data.pop("max_seq_length", None)
+    if unsloth:
+        data |= unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
     old = "max_seq_length" in data and not unsloth
     kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
     if kind == "trl" and (old or "TrainingArguments" in kinds):
@@ -134,8 +133,18 @@ def settings_of(
     return settings, kind, tuple(notes)
 
 
-def _put_checkpointing(script: Running, said: Given, data: dict[str, Any]) -> None:
+def _said_by(script: Running, call: ast.Call, derived: Mapping[str, Mapping[str, Any]], unsloth: bool) -> dict[str, Any]:
+    """What the call of a configuration or of a trainer says: fields of its class, keywords, and what is set on it later."""
+    words = {**derived.get(last_name(call.func), {}), **script.keywords(call), **script.set_on(call)}
+    words |= {"parallelism_config": script.keywords(one) for one in script.calls("ParallelismConfig")[:1]}
+    whole = () if unsloth else ("max_length",)  # null says that nothing is cut
+    return {name: value for name, value in words.items() if name not in _OBJECTS and (value is not None or name in whole)}
+
+
+def _put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
     """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
+    if unsloth and "use_peft" not in data:  # its trainer goes by its own arguments, whose default differs by version
+        data.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     text = said.setting("gradient_checkpointing")
     if data.get("gradient_checkpointing") in (None, False) and switched_on(script):
         sure = any(script.runs(one) for one in script.calls(*CHECKPOINTS))
@@ -297,7 +306,9 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     found: dict[str, Any] = {"model_name_or_path": name}
     dtype = words.get("dtype", words.get("torch_dtype"))
     if unsloth:
-        four, eight = words.get("load_in_4bit", True), words.get("load_in_8bit", False)
+        eight = words.get("load_in_8bit", False)
+        four = words.get("load_in_4bit", not any(words.get(one) for one in ("load_in_16bit", "load_in_fp8")))
+        found |= {name: words[name] for name in ("load_in_fp8", "qat_scheme", "offload_embedding") if words.get(name)}
         whole = words.get("full_finetuning") is True
         found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
         known = isinstance(dtype, str) and not is_open(dtype)
@@ -344,6 +355,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     calls = script.calls("LoraConfig") if calls is None else calls
     if unsloth:
         calls = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
+        if any(script.keywords(one).get("full_finetuning") is True for one in script.calls("from_pretrained")):
+            return {}  # get_peft_model then gives the model back as it is  [unsloth, models/llama.py]
     if not calls:
         given = [script.keywords(one).get("peft_config") for one in script.calls(*TRAINERS)]
         return {"use_peft": gap(["use_peft"])} if any(one is not None for one in given) else {}
@@ -358,6 +371,9 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     targets = words.get("target_modules", gap(["lora_target_modules"]) if apart else None)
     if any(one.arg == "target_modules" and _lists_all_linear(script, one.value) for one in calls[0].keywords):
         targets = "all-linear"
+    if unsloth:
+        targets = unsloth_targets(targets, words)
+        found |= {name: words[name] for name in ("qat_scheme",) if words.get(name)}
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []

@@ -15,6 +15,7 @@ SAYS = {
     "rank_pattern": "rank_pattern gives some adapters another rank, which are priced with that of the others",
     "exclude_modules": "exclude_modules leaves layers without adapters, which are priced with them where their names are targets",
     "target_parameters": "adapters on target_parameters (the weights of experts) are not priced",
+    "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
     "trainable_token_indices": "rows of the embedding that are trained (trainable_token_indices) are not priced",
 }  # fmt: skip
 """Argument -> what its plan leaves out."""
@@ -37,6 +38,13 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
         found.pop("per_device_train_batch_size", None)
     if _on(found.pop("use_liger_loss", None)):
         found["use_liger_kernel"] = True
+    inner = found.get("accelerator_config")
+    steps = inner.get("gradient_accumulation_kwargs") if isinstance(inner, dict) else None
+    if isinstance(steps, dict) and steps.get("num_steps") and found.get("gradient_accumulation_steps") in (None, 1):
+        found["gradient_accumulation_steps"] = steps["num_steps"]
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        if isinstance(words := found.get(name), dict) and words.get("every_n_layers") not in (None, 1):
+            found["checkpointing_every_n_layers"] = words["every_n_layers"]
     if (adapted := found.pop("lora_target_parameters", None)) is not None:
         found["target_parameters"] = adapted
     return found
@@ -44,9 +52,10 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def notes_of(given: Settings, objective: str, adapters: bool) -> tuple[str, ...]:
     """Notes about arguments that no plan holds."""
-    found = [text for name, text in SAYS.items() if text and given.get(name) not in (None, False, 0, 0.0, "0", "false", "False", {}, [])]
+    off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
+    found = [text for name, text in SAYS.items() if given.get(name) not in off]
     if objective == "dpo" and adapters and given.flag("force_use_ref_model"):
-        found.append("force_use_ref_model holds a whole reference model beside the adapters, which is not priced: memory comes out too low")
+        found.append("the whole reference model of force_use_ref_model is not priced beside adapters: memory comes out too low")
     return tuple(found)
 
 
