@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "adamw_apex_fused": "adam", "adamw_anyprecision": "adam", "stable_adamw": "adam", "torch.optim.adamw": "adam",
     "torch.optim.adam": "adam", "fusedadam": "adam", "cpuadam": "adam", "deepspeedcpuadam": "adam",
     "adamw_8bit": "adam_8bit", "adamw_bnb_8bit": "adam_8bit", "adamw_torch_8bit": "adam_8bit", "adamw8bit": "adam_8bit",
+    "adam8bit": "adam_8bit",
     "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
     "paged_adamw_8bit": "paged_adam_8bit", "pagedadamw8bit": "paged_adam_8bit", "adafactor": "adafactor",
     "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",

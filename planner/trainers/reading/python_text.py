@@ -106,6 +106,8 @@ def option_names(call: ast.Call) -> Iterator[str]:
 
 def default_of(node: ast.expr) -> ast.expr:
     """The default in a field(...) of a dataclass."""
+    if isinstance(node, ast.Call) and last_name(node.func) in ("Option", "Argument") and node.args:  # of typer
+        return node.args[0]
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("field", "Field")):
         words = {one.arg: one.value for one in node.keywords}
         if "default" in words:

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, targets
+from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
 
@@ -107,9 +108,41 @@ class Running(Script):
             if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and value is not None:
                 place = (id(home), target.value.id)
                 self._puts.setdefault(place, []).append((getattr(node, "lineno", 0), target.slice, value))
+        if isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) == 3:
+            held, name, value = node.args
+            if isinstance(held, ast.Name) and isinstance(name, ast.Constant) and isinstance(name.value, str):
+                bound = Bound(value, node.lineno, sure, home)
+                self._attributes.setdefault(f"{held.id}.{name.value}", []).append(bound)
         owner = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
         if isinstance(node, ast.Call) and isinstance(owner, ast.Name) and last_name(node.func) == "update":
             self._puts.setdefault((id(home), owner.id), []).append((node.lineno, None, node))
+
+    def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
+        """The same, of a command of click with the default of its option."""
+        found = super()._parameter(function, name)
+        options = [one for one in function.decorator_list if isinstance(one, ast.Call) and last_name(one.func) == "option"]
+        own = next((one for one in options if name in option_names(one)), None)
+        return (self._option(own, name),) if own is not None and found == (gap([name]),) else found
+
+    def _of_call(self, node: ast.Call) -> Any:
+        """The same, and getattr(torch, "bfloat16")."""
+        if last_name(node.func) == "getattr" and len(node.args) >= 2 and last_name(node.args[0]) == "torch":
+            return self._value(node.args[1])
+        gpus = self.said.num_gpus
+        if gpus and python_text.of_environment(node, ast.unparse(node.func)) and self._value(node.args[0]) == "WORLD_SIZE":
+            return gpus
+        if gpus and last_name(node.func) == "get_world_size":
+            return gpus
+        if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and len(node.args) > 1 and not node.keywords:
+            values = [self._value(one) for one in node.args]
+            if all(isinstance(one, int | float) for one in values):
+                return max(values) if node.func.id == "max" else min(values)
+        return super()._of_call(node)
+
+    def _of_subscript(self, node: ast.Subscript) -> Any:
+        """The same, and os.environ["WORLD_SIZE"]."""
+        world = isinstance(node.slice, ast.Constant) and node.slice.value == "WORLD_SIZE"
+        return self.said.num_gpus if world and self.said.num_gpus else super()._of_subscript(node)
 
     def _named(self, name: str, at: ast.AST) -> Any:
         """The same, of a mapping with what is put into it on the way."""
@@ -141,13 +174,17 @@ class Running(Script):
             value = called(value, str(name))
             found[name] = value if met or found.get(name) == value else gap([str(name)])
 
-    def set_on(self, call: ast.Call) -> dict[str, Any]:
-        """Attributes that are set later on the object that a call makes: args.bf16 = True behind args = SFTConfig(...)."""
+    def set_on(self, call: ast.Call, part: str = "") -> dict[str, Any]:
+        """Attributes that are set later on the object that a call makes, or on a part of it: args.bf16 = True behind
+        args = SFTConfig(...), trainer.args.bf16 = True."""
         home, found = self._home.get(id(call)), {}
         names = [one.targets[0].id for one in ast.walk(self.tree)
                  if isinstance(one, ast.Assign) and one.value is call and isinstance(one.targets[0], ast.Name)]  # fmt: skip
         for place, every in self._attributes.items():
             owner, _, name = place.partition(".")
+            if not name.startswith(part):
+                continue
+            name = name.removeprefix(part)
             later = [one for one in every if one.home is home and one.line > call.lineno]
             if later and owner in names and "." not in name:
                 met = [self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in later if one.value is not None]
@@ -186,12 +223,28 @@ def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
             home = node.name
         passed = _passed(node)
         branched = isinstance(node, ast.If | ast.IfExp) and not is_main(node)
+        cases = _cases(node) if isinstance(node, ast.Match) else {}
         for child in ast.iter_child_nodes(node):
-            under = (*tests, *passed.get(id(child), ()))
+            under = (*tests, *passed.get(id(child), ()), *cases.get(id(child), ()))
             if branched and isinstance(node, ast.If | ast.IfExp) and child is not node.test:
                 first = child in node.body if isinstance(node, ast.If) else child is node.body
                 under = (*under, (node.test, first))
             waiting.append((child, (under, home)))
+
+
+def _cases(node: ast.Match) -> dict[int, tuple[tuple[ast.expr, bool], ...]]:
+    """Case of a match -> what holds in it: its subject is the value that it names, and none of those above."""
+    found: dict[int, tuple[tuple[ast.expr, bool], ...]] = {}
+    above: tuple[tuple[ast.expr, bool], ...] = ()
+    for case in node.cases:
+        if isinstance(case.pattern, ast.MatchValue) and case.guard is None:
+            test = ast.Compare(node.subject, [ast.Eq()], [case.pattern.value])
+            found[id(case)] = (*above, (ast.copy_location(test, node.subject), True))
+            above = (*above, (test, False))
+        else:
+            rest = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+            found[id(case)] = above if rest else (*above, (node.subject, True))
+    return found
 
 
 def _passed(node: ast.AST) -> dict[int, tuple[tuple[ast.expr, bool], ...]]:

@@ -67,14 +67,26 @@ TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 
 
 def turned(script: Script, load: ast.Call) -> dict[str, Any]:
-    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
-    for call in script.calls(*TURNED):
-        inner: ast.AST = call.func
-        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
-            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
-        if inner is load and not call.args:
-            return {"dtype": TURNED[last_name(call.func)]}
-    return {}
+    """The dtype that a model is turned into: from_pretrained(...).half(), model.to(torch.bfloat16)."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and _inner(one.value, load) is load]
+    holds = [ast.unparse(one.targets[0]) for one in made]
+    found: dict[str, Any] = {}
+    for call in script.calls(*TURNED, "to"):
+        inner = _inner(call.func, load)
+        if inner is not load and not (isinstance(inner, ast.Name) and inner.id in holds and call.lineno >= load.lineno):
+            continue
+        given = [*call.args, *(one.value for one in call.keywords if one.arg == "dtype")]
+        named = TURNED.get(last_name(call.func)) if not call.args else None
+        named = named or next((value for one in given if (value := script.value(one)) in TURNED.values()), None)
+        found = {"dtype": named} if named is not None else found
+    return found
+
+
+def _inner(node: ast.AST, load: ast.Call) -> ast.AST:
+    """What a chain of methods starts with: the load itself, or a name."""
+    while isinstance(node, ast.Attribute | ast.Call) and node is not load:
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    return node
 
 
 def bases_of(script: Script, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from planner.trainers.reading import own_passes, own_weights
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import loading
 from planner.trainers.reading.modules import with_modules
+from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -57,8 +58,6 @@ DECIDING = ("rank_pattern", "target_parameters", "exclude_modules", "trainable_t
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
-
-
 OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM|Seq2SeqLM)$")
 """Classes of models that are no decoders."""
 
@@ -94,9 +93,10 @@ def settings_of(
     configs = sorted(script.calls(*CONFIGS, *derived), key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
-    trainers = script.calls(*TRAINERS)
+    own = derived_from(script, TRAINERS)
+    trainers = script.calls(*TRAINERS, *own)
     for call in (*configs[:1], *trainers[:1]):
-        data |= _said_by(script, call, derived, unsloth)
+        data |= _said_by(script, call, derived, unsloth)  # the trainer's own come last
     spread = [name for name in data if name.startswith("**")]
     elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
@@ -108,9 +108,9 @@ def settings_of(
         data |= in_a_mapping(script, call, data)
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
-    data |= adapters(script, unsloth)
+    data |= {**parts_of(script, trainers), **adapters(script, unsloth)}
     kinds = {last_name(one.func) for one in (*configs[:1], *trainers[:1])}
-    kinds |= {base for name in kinds & derived.keys() for base in bases_of(script, name)}
+    kinds |= {base for name in kinds & {*derived, *own} for base in bases_of(script, name)}
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
@@ -129,14 +129,17 @@ def settings_of(
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
     settings.asked |= taken - data.keys()  # keywords that have another name here
     said.used.update(taken)
-    settings.late += [*own_steps(script, said), *([OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else [])]
+    waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
+    settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
     return settings, kind, tuple(notes)
 
 
 def _said_by(script: Running, call: ast.Call, derived: Mapping[str, Mapping[str, Any]], unsloth: bool) -> dict[str, Any]:
     """What the call of a configuration or of a trainer says: fields of its class, keywords, and what is set on it later."""
-    words = {**derived.get(last_name(call.func), {}), **script.keywords(call), **script.set_on(call)}
-    words |= {"parallelism_config": script.keywords(one) for one in script.calls("ParallelismConfig")[:1]}
+    words = {**derived.get(last_name(call.func), {}), **script.keywords(call)}
+    words |= script.set_on(call) | script.set_on(call, "args.")
+    if split := script.calls("ParallelismConfig"):
+        words["parallelism_config"] = script.keywords(split[0])
     whole = () if unsloth else ("max_length",)  # null says that nothing is cut
     return {name: value for name, value in words.items() if name not in _OBJECTS and (value is not None or name in whole)}
 
@@ -181,7 +184,8 @@ def own_steps(script: Running, said: Given) -> list[Question]:
 _OBJECTS = (
     "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
     "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
-    "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name", "logging_dir", "model_init_kwargs",
+    "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name", "logging_dir",
+    "model_init_kwargs",
 )  # fmt: skip
 """Keywords that are objects of the script, or that decide nothing."""
 
@@ -315,7 +319,9 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    found |= turned(script, call) | loading(script, words, call)
+    found |= loading(script, words, call) | turned(script, call)
+    if isinstance(script, Running):
+        found |= default_dtype(script, {**words, **found})
     others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
         found = {**loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
