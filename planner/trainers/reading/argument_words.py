@@ -1,5 +1,6 @@
 """Arguments of transformers and TRL that stand for others, and those that change a step in a way that no plan holds."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from planner.trainers.reading.versions import newer
 
 COMPILES = ("torchdynamo", "torch_compile_backend", "torch_compile_mode")
 """What switches torch_compile on by being said.  [transformers, training_args.py: __post_init__]"""
+SWITCHED_OFF = ("gradient_checkpointing", "bf16", "fp16", "packing", "use_peft", "use_liger_kernel")
+"""Switches that HfArgumentParser has a --no_ of, where they are on by themselves."""
+UNWRAPPED = "before transformers 5 fsdp without auto_wrap has every GPU gather all weights at once: memory then comes out too low"
 SAYS = {
     "auto_find_batch_size": "auto_find_batch_size halves the batch until it fits, so what runs may be smaller than what is priced",
     "label_smoothing_factor": "label smoothing keeps another copy of the scores in fp32: memory comes out too low",
@@ -28,14 +32,16 @@ def _on(value: Any) -> bool:
 def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments under the names that are read: older and newer names of the same ones.  [transformers, training_args.py]"""
     found = dict(data)
+    for name in [one for one in found if one.removeprefix("no_") in SWITCHED_OFF and one.startswith("no_") and _on(found[one])]:
+        found[name.removeprefix("no_")] = not _on(found.pop(name))
     if _on(found.pop("adafactor", None)):
         found["optim"] = "adafactor"
     if any(found.pop(one, None) not in (None, "", False) for one in COMPILES):
         found["torch_compile"] = True
     if (newest := found.pop("activation_checkpointing", None)) is not None:  # since transformers 5.2x, before the other
         found["gradient_checkpointing"] = newest
-    if found.get("per_gpu_train_batch_size") is not None:
-        found.pop("per_device_train_batch_size", None)
+    if (older := found.pop("per_gpu_train_batch_size", None)) is not None:  # goes before the other, until transformers 5
+        found["per_device_train_batch_size"] = older
     if _on(found.pop("use_liger_loss", None)):
         found["use_liger_kernel"] = True
     inner = found.get("accelerator_config")
@@ -54,6 +60,10 @@ def notes_of(given: Settings, objective: str, adapters: bool) -> tuple[str, ...]
     """Notes about arguments that no plan holds."""
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
+    words = given.data.get("fsdp")
+    text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
+    if "shard" in text and not re.search("auto_wrap|no_shard", text) and "wrap" not in str(given.data.get("fsdp_config")):
+        found.append(UNWRAPPED)
     if objective == "dpo" and adapters and given.flag("force_use_ref_model"):
         found.append("the whole reference model of force_use_ref_model is not priced beside adapters: memory comes out too low")
     return tuple(found)

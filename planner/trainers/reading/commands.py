@@ -148,6 +148,8 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
             raise PlannerError(f"{path}: a part of its training command is the output of another command, which is not run; "
                                "write the arguments there, or import a script with them")  # fmt: skip
     launcher = _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(words[:place]))})
+    if "accelerate" not in words[:place]:  # which sets them anew
+        launcher.given = {**_of_environment(script), **launcher.given}
     first = next((i for i, word in enumerate(after) if word.text.startswith("-")), len(after))
     settings = _settings(after)
     strategy = script.variables.text("FSDP_SHARDING_STRATEGY") or ""
@@ -159,6 +161,18 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
         num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
         written=dict(script.documents), node_gpus=gpus_on_node(script.batch),
     )  # fmt: skip
+
+
+def _of_environment(script: Script) -> dict[str, list[str]]:
+    """Options of accelerate by the variables in which it hands them on, set by the script.  [accelerate, utils/launch.py]"""
+    names = {"ACCELERATE_MIXED_PRECISION": "mixed_precision", "ACCELERATE_DYNAMO_BACKEND": "dynamo_backend",
+             "ACCELERATE_DEEPSPEED_ZERO_STAGE": "zero_stage"}  # fmt: skip
+    texts = {one: script.variables.text(one) or "" for one in script.variables.values}
+    kept = {one: text for one, text in texts.items() if text and not is_open(text)}
+    on = [one for one in ("fsdp", "deepspeed") if kept.get(f"ACCELERATE_USE_{one.upper()}", "").lower() in ("true", "1")]
+    said = {names[one]: [text] for one, text in kept.items() if one in names and ("ZERO" not in one or "deepspeed" in on)}
+    fsdp = {one.lower(): [text] for one, text in kept.items() if one.startswith("FSDP_") and "fsdp" in on}
+    return {**said, **fsdp, **{f"use_{one}": [] for one in on}}
 
 
 def _settings(after: Iterable[Word]) -> dict[str, Any]:
@@ -260,7 +274,8 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any], said: G
             settings.setdefault(precision, True)
         return None
     several = "multi_gpu" in launcher.given and not any(name in settings for name in SHARDS)
-    if kinds or several or {"use_fsdp", "use_megatron_lm", "cpu", "tpu"} & launcher.given.keys():
+    others = {"use_fsdp", "use_megatron_lm", "cpu", "tpu", "mixed_precision", "dynamo_backend"} & launcher.given.keys()
+    if kinds or several or others:
         data = overlaid({"distributed_type": "DEEPSPEED" if kinds else "MULTI_GPU", "mixed_precision": None}, launcher.given)
         found = of_accelerate(path, data, said)
         return dataclasses.replace(found, num_gpus=None, gpus_per_node=None)  # counted where the command is read

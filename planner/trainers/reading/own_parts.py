@@ -35,6 +35,23 @@ def parts_of(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
     return found
 
 
+PARSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse_args", "parse_yaml_file", "parse_json_file", "parse_dict")
+"""Methods that give a program its arguments."""
+ARGUMENTS = re.compile(
+    "per_device_train_batch_size|gradient_accumulation_steps|gradient_checkpointing|bf16|fp16|optim|deepspeed|fsdp|fsdp_config|packing"
+    "|max_length|max_seq_length|model_max_length|use_liger_kernel|torch_compile|padding_free|max_prompt_length|max_completion_length"
+)
+"""Arguments of transformers and TRL that decide time or memory."""
+
+
+def put_by(script: Running) -> dict[str, Any]:
+    """Such arguments that a program sets itself on those it has parsed, whatever its command says."""
+    found: dict[str, Any] = {}
+    for call in script.calls(*PARSES):
+        found |= {name: value for name, value in script.set_on(call).items() if ARGUMENTS.fullmatch(name)}
+    return found
+
+
 def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
     """The optimizer that a trainer is given, or that its class makes, as its constructor is called; a gap where it is not known;
     None = the trainer makes it from its arguments."""

@@ -178,8 +178,8 @@ class Running(Script):
         """Attributes that are set later on the object that a call makes, or on a part of it: args.bf16 = True behind
         args = SFTConfig(...), trainer.args.bf16 = True."""
         home, found = self._home.get(id(call)), {}
-        names = [one.targets[0].id for one in ast.walk(self.tree)
-                 if isinstance(one, ast.Assign) and one.value is call and isinstance(one.targets[0], ast.Name)]  # fmt: skip
+        made = [one.targets[0] for one in ast.walk(self.tree) if isinstance(one, ast.Assign) and _called_in(one.value) is call]
+        names = [last_name(one) for target in made for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
         for place, every in self._attributes.items():
             owner, _, name = place.partition(".")
             if not name.startswith(part):
@@ -187,10 +187,10 @@ class Running(Script):
             name = name.removeprefix(part)
             later = [one for one in every if one.home is home and one.line > call.lineno]
             if later and owner in names and "." not in name:
-                met = [self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in later if one.value is not None]
+                met = [None if one.value is None else self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in later]
                 if any(one is not False for one in met):
                     value = called(self._within(partial(self._decided, later, name)), name)
-                    found[name] = value if True in met else gap([name])
+                    found[name] = value if True in met and None not in met else gap([name])
         return found
 
     def _decided(self, some: list[Bound], name: str) -> Any:
@@ -200,6 +200,11 @@ class Running(Script):
         if len(some) > 1 and kept and kept[-1].value is not None and [one for one in met if one is not False][-1]:
             kept[-1] = replace(kept[-1], sure=True)
         return super()._decided(kept or some, name)
+
+
+def _called_in(node: ast.expr) -> ast.expr:
+    """A call behind the [0] of what it gives."""
+    return node.value if isinstance(node, ast.Subscript) else node
 
 
 def _of_every_model(test: ast.expr) -> bool | None:

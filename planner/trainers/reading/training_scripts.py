@@ -89,14 +89,13 @@ def settings_of(
         what = "its trainer is unsloth's, and the model is loaded in another module"
         raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
     data = model_arguments(script, loads, unsloth, notes)
-    derived = derived_from(script, CONFIGS)
-    configs = sorted(script.calls(*CONFIGS, *derived), key=lambda one: all(word.arg != BATCH for word in one.keywords))
+    made = script.calls(*CONFIGS, *derived_from(script, CONFIGS))
+    configs = sorted(made, key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
-    own = derived_from(script, TRAINERS)
-    trainers = script.calls(*TRAINERS, *own)
+    trainers = script.calls(*TRAINERS, *derived_from(script, TRAINERS))
     for call in (*configs[:1], *trainers[:1]):
-        data |= _said_by(script, call, derived, unsloth)  # the trainer's own come last
+        data |= _said_by(script, call, unsloth)  # the trainer's own come last
     spread = [name for name in data if name.startswith("**")]
     elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
@@ -106,11 +105,10 @@ def settings_of(
         data["bf16"] = gap(["bf16"])
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
-    if not loads:
-        data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
+    data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= {**parts_of(script, trainers), **adapters(script, unsloth)}
-    kinds = {last_name(one.func) for one in (*configs[:1], *trainers[:1])}
-    kinds |= {base for name in kinds & {*derived, *own} for base in bases_of(script, name)}
+    called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
+    kinds = {name for one in called for name in (one, *bases_of(script, one))}
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
@@ -134,9 +132,9 @@ def settings_of(
     return settings, kind, tuple(notes)
 
 
-def _said_by(script: Running, call: ast.Call, derived: Mapping[str, Mapping[str, Any]], unsloth: bool) -> dict[str, Any]:
+def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
     """What the call of a configuration or of a trainer says: fields of its class, keywords, and what is set on it later."""
-    words = {**derived.get(last_name(call.func), {}), **script.keywords(call)}
+    words = {**derived_from(script, CONFIGS).get(last_name(call.func), {}), **script.keywords(call)}
     words |= script.set_on(call) | script.set_on(call, "args.")
     if split := script.calls("ParallelismConfig"):
         words["parallelism_config"] = script.keywords(split[0])
@@ -184,8 +182,8 @@ def own_steps(script: Running, said: Given) -> list[Question]:
 _OBJECTS = (
     "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
     "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
-    "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name", "logging_dir",
-    "model_init_kwargs",
+    "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name",
+    "logging_dir", "model_init_kwargs",
 )  # fmt: skip
 """Keywords that are objects of the script, or that decide nothing."""
 
