@@ -204,7 +204,7 @@ def require_language_model(script: Script) -> None:
 
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
-    ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
+    ours, others = script.calls(*TRAINERS, *derived_from(script, TRAINERS)), script.calls(*FOREIGN)
     if not ours and others:
         name = FOREIGN[last_name(others[0].func)]
         raise PlannerError(f"{script.path}: {name} is not modelled; supervised fine-tuning and DPO are")
@@ -223,7 +223,7 @@ def _require_training(script: Script) -> None:
         if taken and not node.level and root not in OURS:
             raise PlannerError(f"{script.path}: {taken[0]} of {root} is not the one of TRL or transformers")
     require_ours(script, ours)
-    if not script.calls(*CONFIGS):
+    if not script.calls(*CONFIGS, *derived_from(script, CONFIGS)):
         if script.calls("HfArgumentParser", "TrlParser"):
             raise PlannerError(
                 f"{script.path}: it takes its arguments from its command line; import the script or the YAML that starts it"
