@@ -186,3 +186,57 @@ def test_words_of_unsloth(tmp_path: Path, old: str, new: str, found: dict[str, A
     for word in ("load_in_fp8=True", "qat_scheme='int4'"):
         with pytest.raises(PlannerError, match=word.split("=")[0]):
             read(written(tmp_path, UNSLOTH.replace("length=4096", f"length=4096, {word}"), "tune.py"), None, Given())
+
+
+def test_a_parameter_that_a_condition_changes(tmp_path: Path) -> None:
+    """What the condition gives was taken, met or not."""
+    body = SFT.partition("model = ")[2].replace("\n", "\n    ").replace("bf16=True", "bf16=True, optim=optim")
+    head = SFT.partition("model = ")[0]
+    for test, expected in (("not torch.cuda.is_available()", "adam_8bit"), ("torch.cuda.is_available()", "sgd"), ("cfg.own", None)):
+        made = f'def main(optim="adamw_8bit"):\n    if {test}:\n        optim = "sgd"\n    model = '
+        found = read(written(tmp_path, f"{head}{made}{body}\nmain()\n", "own.py"), None, Given(num_gpus=1))
+        assert found.optimizer == expected if expected else "optim" in asked_for(found)
+
+
+APART = {
+    "parts.py": """
+from peft import LoraConfig, get_peft_model
+from transformers import BitsAndBytesConfig
+def build_bnb():
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+def attach_adapters(model):
+    return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+""",
+    "tune.py": """
+from parts import attach_adapters, build_bnb
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+model = attach_adapters(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", quantization_config=build_bnb()))
+args = SFTConfig(per_device_train_batch_size=2, max_length=512, bf16=True, gradient_checkpointing=True)
+SFTTrainer(model=model, args=args, train_dataset=d).train()
+""",
+}
+
+
+def test_adapters_and_bits_that_another_module_makes(tmp_path: Path) -> None:
+    """Every weight was trained, in 16 bits; where the module is not there they are asked for."""
+    for name, text in APART.items():
+        written(tmp_path, text, name)
+    found = read(tmp_path / "tune.py", None, Given(num_gpus=1))
+    assert (asked_for(found), found.lora_rank, found.lora_targets, found.frozen_weights) == ([], 4, "qv", "nf4_dq")
+    made = ("args = SFT", "model = get_peft_model(model, their_config)\nargs = SFT")
+    asked = asked_for(of(tmp_path, ('B")', 'B", quantization_config=build_bnb())'), made))
+    assert {"load_in_4bit", "bnb_4bit_use_double_quant", "lora_r", "lora_target_modules"} <= set(asked)
+    loaded = ("args = SFT", "model = PeftModel.from_pretrained(model, 'there', is_trainable=True)\nargs = SFT")
+    assert {"lora_r", "lora_target_modules"} <= set(asked_for(of(tmp_path, loaded)))
+
+
+def test_cells_of_a_notebook_that_are_saved_as_a_script(tmp_path: Path) -> None:
+    assert of(tmp_path, ("model = Auto", "%env WANDB_PROJECT=own\n!pip install trl\nmodel = Auto")).sequence_length == 2048
+
+
+def test_bits_that_compute_in_half_of_the_precision(tmp_path: Path) -> None:
+    bits = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)"
+    single = (("SFTConfig(", "TrainingArguments("), (" max_length=2048, bf16=True,", ""), ("train_dataset=d)", LORA[2:]))
+    found = of(tmp_path, *single, ('B")', f'B", quantization_config={bits})'))
+    assert found.precision == "fp32" and any("bnb_4bit_compute_dtype" in one for one in found.notes)

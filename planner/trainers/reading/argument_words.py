@@ -56,10 +56,16 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def notes_of(given: Settings, objective: str, adapters: bool) -> tuple[str, ...]:
+IN_HALF = "frozen layers compute in {} (bnb_4bit_compute_dtype) and are priced in fp32 as all else: the step comes out too long"
+
+
+def notes_of(given: Settings, objective: str, adapters: bool, precision: str) -> tuple[str, ...]:
     """Notes about arguments that no plan holds."""
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
+    computes = str(given.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
+    if adapters and precision == "fp32" and computes in ("bfloat16", "float16") and given.flag("load_in_4bit"):
+        found.append(IN_HALF.format(computes))
     words = given.data.get("fsdp")
     text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
     if "shard" in text and not re.search("auto_wrap|no_shard", text) and "wrap" not in str(given.data.get("fsdp_config")):

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.running import Running
-from planner.trainers.reading.shell.text import gap
+from planner.trainers.reading.shell.text import gap, is_open
 
 SPLITS = ("tp_plan", "tp_size", "distributed_config")
 """Keywords of from_pretrained that split layers over ranks.  [transformers, modeling_utils.py]"""
@@ -46,6 +46,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
     if bits is None and given is not None and (other := _other_bits(script)) is not None:
         return found | other
+    if bits is None and isinstance(given, str):  # made where nobody here looks
+        found |= {ours: gap([theirs]) for ours, theirs in (*NAMES, ("load_in_8bit", "load_in_8bit"))}
     quantised = script.keywords(bits) if bits is not None and given is not None else given if isinstance(given, dict) else words
     for ours, theirs in (*NAMES, ("load_in_8bit", "load_in_8bit")):
         if theirs in quantised or quantised is not words:
@@ -54,6 +56,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found |= {ours: gap([theirs]) for ours, theirs in NAMES if theirs not in quantised}
     if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
         found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
+    if isinstance(computes := quantised.get("bnb_4bit_compute_dtype"), str) and not is_open(computes):
+        found["bnb_4bit_compute_dtype"] = computes
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
         found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}

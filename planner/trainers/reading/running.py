@@ -145,8 +145,9 @@ class Running(Script):
         return self.said.num_gpus if world and self.said.num_gpus else super()._of_subscript(node)
 
     def _named(self, name: str, at: ast.AST) -> Any:
-        """The same, of a mapping with what is put into it on the way."""
-        value = super()._named(name, at)
+        """The same, of a mapping with what is put into it on the way, and of a parameter that only a condition changes."""
+        kept = self._kept_parameter(name, at)
+        value = super()._named(name, at) if kept is None else kept[0]
         home = self._home.get(id(at))
         while home is not None and not self._names.get((id(home), name)):
             home = self._home.get(id(home))
@@ -159,6 +160,21 @@ class Running(Script):
             if made < place < line:
                 self._put(found, key, put)
         return found
+
+    def _kept_parameter(self, name: str, at: ast.AST) -> tuple[Any] | None:
+        """What a parameter is given, where the function that it is of gives it something else under a condition that is not met;
+        a gap where that is not known. None = another name."""
+        home, line = self._home.get(id(at)), getattr(at, "lineno", 0)
+        some = [one for one in self._names.get((id(home), name), []) if one.line <= line and id(one.value) not in self._waiting]
+        if home is None or not some or any(one.sure for one in some) or name in self.said.settings:
+            return None
+        given = self._parameter(home, name)
+        met = [None if one.value is None else self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in some]
+        if given is None or True in met:
+            return None
+        may = [one.value for one, holds in zip(some, met, strict=True) if holds is None]
+        same = all(one is not None and self._value(one) == given[0] for one in may)
+        return given if same else (gap([name]),)
 
     def _put(self, found: dict[Any, Any], key: ast.expr | None, put: ast.expr) -> None:
         """Puts a value, or what an update brings, into a mapping: where its condition is not known, a gap."""

@@ -1,7 +1,8 @@
 """What Python scripts say beside their trainer: lengths, dtypes, checkpointing, and mappings that are handed on whole."""
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.given import Given, Question, value_of
@@ -87,6 +88,33 @@ def _inner(node: ast.AST, load: ast.Call) -> ast.AST:
     while isinstance(node, ast.Attribute | ast.Call) and node is not load:
         node = node.value if isinstance(node, ast.Attribute) else node.func
     return node
+
+
+LIBRARIES = ("transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes", "torch", "accelerate", "datasets", "typing")
+HELPS = re.compile("lora|peft|adapter|quantiz|quantis|bnb|bitsandbytes|kbit|4bit")
+"""Parts of names of functions that make adapters or bits."""
+
+
+def helped(script: Script) -> bool:
+    """Whether a script takes adapters or bits from modules of its project, by the names of what it takes, and makes none here."""
+    taken = [one.name.lower() for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)
+             and (node.module or "").partition(".")[0] not in LIBRARIES for one in node.names]  # fmt: skip
+    made = script.calls("LoraConfig") or (script.calls("BitsAndBytesConfig") and not script.calls("get_peft_model"))
+    return not made and any(HELPS.search(one) for one in taken)
+
+
+def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) -> dict[str, Any]:
+    """Arguments of adapters whose configuration is not made here: another module makes it, or it lies beside weights that are
+    loaded to go on with."""
+    ranks = {name: gap([name]) for name in ("lora_r", "lora_target_modules")}
+    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+    first = min((one.lineno for one in trainers), default=0)
+    loaded = [] if script.calls("merge_and_unload", "merge_adapter") else [one for one in loaded if one.lineno < first]
+    trains = any(script.keywords(one).get("is_trainable") is True for one in loaded)
+    if trains or (script.calls("get_peft_model") and not unsloth):
+        return {"use_peft": True, **ranks}
+    given = [script.keywords(one).get("peft_config") for one in trainers]
+    return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
 
 
 def bases_of(script: Script, name: str) -> list[str]:

@@ -125,6 +125,7 @@ def parse(
     elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
+    precision = _precision(given, habits, half, found)
     usual = "kept" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
     options = {**_options(given), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
@@ -133,7 +134,7 @@ def parse(
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
         sequence_length=length_of(given, objective, _length(given), habits.length),
-        precision=_precision(given, habits, half, found),
+        precision=precision,
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
@@ -146,7 +147,7 @@ def parse(
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
             *shared_batches(given),
         ),
-        notes=(*notes, *noted, *notes_of(given, objective, adapters)),
+        notes=(*notes, *noted, *notes_of(given, objective, adapters, precision)),
     ))  # fmt: skip
 
 
@@ -370,11 +371,15 @@ def _length(given: Settings) -> int | None:
     return None
 
 
+DTYPES = ("bfloat16", "float32", "float16")
+"""Dtypes that a model is loaded in."""
+
+
 def _dtype(given: Settings) -> str:
     """Dtype that weights are loaded in; float32 where nothing is said.  [TRL, model_config.py]"""
     inner = given.get("model_init_kwargs")
     own = given.section("model_init_kwargs").first("dtype", "torch_dtype") if isinstance(inner, dict) else None
-    named = given.first("dtype", "torch_dtype")
+    named = next((one for name in ("dtype", "torch_dtype") if (one := given.get(name, choices=DTYPES)) is not None), None)
     return str(named or own or "float32").lower().removeprefix("torch.")
 
 

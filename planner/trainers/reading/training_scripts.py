@@ -25,12 +25,14 @@ from planner.trainers.reading.script_parts import (
     cut_length,
     derived_from,
     held,
+    helped,
     in_a_mapping,
     made_elsewhere,
     switched_on,
     turned,
     unsloth_length,
     unsloth_targets,
+    without_config,
 )
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
@@ -48,7 +50,6 @@ FOREIGN_ADAPTERS = (
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""
-"""What the configuration of a trainer that trains says; one without it is made for something else."""
 OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
 """What decides time or memory in such a configuration."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
@@ -79,7 +80,7 @@ def settings_of(
     under = replace(said, settings={**{name: str(value) for name, value in options.items()}, **said.settings}, used=taken)
     script = Running(path, under)
     builds = script.calls(*TRAINERS, *CONFIGS, *FOREIGN)
-    if not builds or _takes_from_its_project(script.tree) or not (script.calls("from_pretrained") or _named(script)):
+    if not builds or _takes_from_its_project(script) or not (script.calls("from_pretrained") or _named(script)):
         script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
@@ -240,9 +241,11 @@ def _named(script: Script) -> bool:
     return any(isinstance(one, str) and not is_open(one) for one in _named_by_trainer(script, script.calls(*TRAINERS)).values())
 
 
-def _takes_from_its_project(tree: ast.Module) -> bool:
-    """Whether a class with the name of a trainer, or of its configuration, is a relative import."""
-    taken = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level)
+def _takes_from_its_project(script: Script) -> bool:
+    """Whether a class with the name of a trainer, or of its configuration, is a relative import, or adapters are made elsewhere."""
+    if helped(script):
+        return True
+    taken = (node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom) and node.level)
     return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
 
 
@@ -362,8 +365,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         if any(script.keywords(one).get("full_finetuning") is True for one in script.calls("from_pretrained")):
             return {}  # get_peft_model then gives the model back as it is  [unsloth, models/llama.py]
     if not calls:
-        given = [script.keywords(one).get("peft_config") for one in script.calls(*TRAINERS)]
-        return {"use_peft": gap(["use_peft"])} if any(one is not None for one in given) else {}
+        return without_config(script, script.calls(*TRAINERS), unsloth)
     words = {**script.keywords(calls[0]), **(script.set_on(calls[0]) if isinstance(script, Running) else {})}
     if words.get("use_dora"):
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
