@@ -217,3 +217,44 @@ def test_what_a_program_makes_beside_its_arguments(tmp_path: Path) -> None:
     smaller = "config = AutoConfig.from_pretrained(args.model_name_or_path)\nconfig.num_hidden_layers = 4"
     written(tmp_path, TRAIN.replace("#BEFORE", smaller), "train.py")
     assert "--model NAME" in asked_for(read(file, None, Given()))
+
+
+def test_words_of_recipes_of_their_time(tmp_path: Path) -> None:
+    """A version that the project pins counts in its folders, whatever documents they have; DPO cut at no 1024 before 0.16."""
+    written(tmp_path, "trl==0.7.10\n", "requirements.txt")
+    written(tmp_path, "# A recipe", "recipes/own/README.md")
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\nbeta: 0.1\nuse_flash_attention_2: true\n"
+    found = read(written(tmp_path, text, "recipes/own/dpo/config.yaml"), None, Given())
+    assert found.sequence_length is None and "attention_kernel=fa2" in found.trainer
+    assert read(written(tmp_path, f"{text}max_length: 512\n", "recipes/own/dpo/config.yaml"), None, Given()).sequence_length == 512
+
+
+OWN_ENGINE = """
+import deepspeed, torch
+from transformers import AutoModelForCausalLM
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--max_seq_len", type=int, default=512)
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
+engine = deepspeed.initialize(model=model, config=own(args))
+"""
+
+
+def test_words_of_programs_after_deepspeed_chat(tmp_path: Path) -> None:
+    """Question and answer by their own lengths, and all that is open in one message."""
+    written(tmp_path, OWN_ENGINE, "main.py")
+    words = "--per_device_train_batch_size 2 --max_prompt_seq_len 512 --max_answer_seq_len 512 --model_name_or_path Qwen/Qwen2.5-7B"
+    file, said = written(tmp_path, f"deepspeed --num_gpus 8 main.py {words} --deepspeed --actor_zero_stage 3\n", "run.sh"), Given()
+    found = read(file, None, said)
+    assert found.sequence_length == 1024
+    assert {"zero_stage", "fp16"} <= {*asked_for(found), *(one.name for one in said.questions)}
+
+
+def test_a_command_that_says_what_its_program_hands_to_nobody(tmp_path: Path) -> None:
+    bits = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_double_quant=args.double_quant)"
+    adapters = "model = get_peft_model(model, LoraConfig(r=8, target_modules='all-linear'))\nTrainer(model"
+    text = TRAIN.replace("name_or_path)\n", f"name_or_path, quantization_config={bits})\n").replace("Trainer(model", adapters)
+    written(tmp_path, text, "train.py")
+    file = written(tmp_path, f"torchrun --nproc_per_node 8 train.py {HALF} --double_quant True\n", "run.sh")
+    assert read(file, None, Given()).frozen_weights == "nf4"

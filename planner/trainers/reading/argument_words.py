@@ -34,6 +34,8 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(data)
     for name in [one for one in found if one.removeprefix("no_") in SWITCHED_OFF and one.startswith("no_") and _on(found[one])]:
         found[name.removeprefix("no_")] = not _on(found.pop(name))
+    if _on(found.pop("use_flash_attention_2", None)):  # of transformers before 4.36, and of recipes of that time
+        found.setdefault("attn_implementation", "flash_attention_2")
     if _on(found.pop("adafactor", None)):
         found["optim"] = "adafactor"
     if any(found.pop(one, None) not in (None, "", False) for one in COMPILES):

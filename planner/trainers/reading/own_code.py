@@ -23,7 +23,7 @@ from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
-from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
+from planner.trainers.reading.training_arguments import DOUBLED, MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
     CONFIGS,
@@ -77,7 +77,9 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
         trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
-        given.data = {**given.data, **parts_of(code, trainers), **put_by(code)}
+        single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
+        data = {name: value for name, value in given.data.items() if name not in single}
+        given.data = {**data, **parts_of(code, trainers), **put_by(code)}
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"

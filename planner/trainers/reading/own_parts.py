@@ -100,12 +100,18 @@ def other_sizes(script: Running, said: Given) -> list[Question]:
     words: list[str] = [name for owner, given in loads if re.search("Config|ForCausalLM", owner) for name in given]
     words += [last_name(one.targets[0]) for one in ast.walk(script.tree)
               if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Attribute)
-              and "config" in ast.unparse(one.targets[0]).lower() and script.may_run(one.value)]  # fmt: skip
+              and "config" in ast.unparse(one.targets[0]).lower()
+              and script.may_run(one.value) and not _of_sizes(one.value)]  # fmt: skip
     changed = next((one for one in words if SIZES.fullmatch(one)), None)
     if changed is None or said.model is not None:
         return []
     about = f"the script sets {changed} of its model's configuration: its config.json, or the nearest preset"
     return [Question(name="--model NAME", about=about)]
+
+
+def _of_sizes(node: ast.expr) -> bool:
+    """Whether a value is made of a size that the model has: config.n_embd = config.hidden_size."""
+    return any(isinstance(one, ast.Attribute) and SIZES.fullmatch(one.attr) for one in ast.walk(node))
 
 
 def default_dtype(script: Running, words: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,7 @@ LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "ma
            "cutoff_len", "total_max_len", "max_len")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
+    ("max_prompt_seq_len", "max_answer_seq_len"),
 )  # fmt: skip
 """Lengths of question and answer, which are one sequence."""
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
@@ -238,7 +239,8 @@ def _own_precision(given: Settings) -> tuple[Question, ...]:
     if not said and given.usual.get("shards_itself") is True:
         about = "whether its own loop computes in bf16; or say --set fp16=true"
         return (Question(name="bf16", about=about, choices=("true", "false")),)
-    if said or "zero_stage" not in {*given.data, *given.usual} or given.get("deepspeed") not in (None, True):
+    own = "zero_stage" in {*given.data, *given.usual} or given.data.get("deepspeed") is True
+    if said or not own or given.get("deepspeed") not in (None, True):
         return ()
     about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
     return (Question(name="fp16", about=about, choices=("true", "false")),)
@@ -379,7 +381,8 @@ def _dtype(given: Settings) -> str:
     """Dtype that weights are loaded in; float32 where nothing is said.  [TRL, model_config.py]"""
     inner = given.get("model_init_kwargs")
     own = given.section("model_init_kwargs").first("dtype", "torch_dtype") if isinstance(inner, dict) else None
-    named = next((one for name in ("dtype", "torch_dtype") if (one := given.get(name, choices=DTYPES)) is not None), None)
+    said = [given.get(name, choices=DTYPES) for name in ("dtype", "torch_dtype")]
+    named = next((one for one in said if one is not None), None)
     return str(named or own or "float32").lower().removeprefix("torch.")
 
 
