@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.accelerate_file import accelerate
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, optimizer
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.sharding import accelerate
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    sharding = accelerate(path)
+    sharding = accelerate(path, said=said)
     given = Settings(path, said.filled({}), said=said)
     micro = said.micro_batch_size or given.number("per_device_train_batch_size")
     precision = {"no": "fp32", "fp16": "fp16", "fp8": "fp8"}.get(str(sharding.precision), "bf16")

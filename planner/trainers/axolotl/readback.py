@@ -8,13 +8,14 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, require_modelled
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.accelerate_file import accelerate_named
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import Sharding, from_arguments
 from planner.trainers.reading.values import read_text
 
 QUIET = re.compile(

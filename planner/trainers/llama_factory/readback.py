@@ -9,13 +9,14 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.llama_factory import megatron_adapter, of_plugins, own_arguments
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
-from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.values import read_text
 
 OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}

@@ -8,12 +8,13 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers.ms_swift.megatron_commands import parse_megatron
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
@@ -210,8 +211,12 @@ def _with_its_file(given: Settings) -> Settings:
     name = given.data.get("fsdp")
     if not isinstance(name, str) or not name.endswith(".json"):
         return given
+    file = beside(given.path, name)
+    if file is None:
+        raise PlannerError(f"{given.where('fsdp')} names {shown(name)}, which is not beside it; put the file there")
+    inside = file_settings(file, "settings of FSDP")
     given.asked.add("fsdp")
-    return Settings(given.path, {**given.data, "fsdp": None, "fsdp_config": name}, given.place, given.asked, given.said)
+    return Settings(given.path, {**given.data, **inside}, given.place, given.asked, given.said)
 
 
 def _options(given: Settings) -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
+from planner.trainers.reading.accelerate_file import accelerate, of_accelerate
 from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, Given, Question, ask
+from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
-from planner.trainers.reading.sharding import Sharding, accelerate, counted, deepspeed, fsdp_section, preset
+from planner.trainers.reading.sharding import Sharding, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.starting import gpus_on_node, hosts_gpus, included_gpus
 from planner.trainers.reading.shell.text import Word, gap, roots, shown_text
@@ -85,7 +87,7 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) or roots(word) for word in first.words[place + 1 :]):
         raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
     _as_it_runs(script, first)
-    return _launch(path, first.words, place, script, notes)
+    return _launch(path, first.words, place, script, notes, said)
 
 
 def _as_it_runs(script: Script, command: Command) -> None:
@@ -140,13 +142,15 @@ def _is_module(words: list[str], place: int) -> bool:
     return place > 0 and words[place - 1] in ("-m", "--module") and launcher is None
 
 
-def _launch(path: Path, words: list[str], place: int, script: Script, notes: tuple[str, ...]) -> Launch:
+def _launch(path: Path, words: list[str], place: int, script: Script, notes: tuple[str, ...], said: Given) -> Launch:
     after = list(words_of(words[place + 1 :]))
     for before, word in pairwise(after):
         if word.text == gap([]) and not before.text.startswith("-"):
             raise PlannerError(f"{path}: a part of its training command is the output of another command, which is not run; "
                                "write the arguments there, or import a script with them")  # fmt: skip
     launcher = _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(words[:place]))})
+    if "accelerate" not in words[:place]:  # which sets them anew
+        launcher.given = {**_of_environment(script), **launcher.given}
     first = next((i for i, word in enumerate(after) if word.text.startswith("-")), len(after))
     settings = _settings(after)
     strategy = script.variables.text("FSDP_SHARDING_STRATEGY") or ""
@@ -154,10 +158,22 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
         settings.setdefault("fsdp_config", {"sharding_strategy": strategy})
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
-        program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),
+        program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said),
         num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
         written=dict(script.documents), node_gpus=gpus_on_node(script.batch),
     )  # fmt: skip
+
+
+def _of_environment(script: Script) -> dict[str, list[str]]:
+    """Options of accelerate by the variables in which it hands them on, set by the script.  [accelerate, utils/launch.py]"""
+    names = {"ACCELERATE_MIXED_PRECISION": "mixed_precision", "ACCELERATE_DYNAMO_BACKEND": "dynamo_backend",
+             "ACCELERATE_DEEPSPEED_ZERO_STAGE": "zero_stage"}  # fmt: skip
+    texts = {one: script.variables.text(one) or "" for one in script.variables.values}
+    kept = {one: text for one, text in texts.items() if text and not is_open(text)}
+    on = [one for one in ("fsdp", "deepspeed") if kept.get(f"ACCELERATE_USE_{one.upper()}", "").lower() in ("true", "1")]
+    said = {names[one]: [text] for one, text in kept.items() if one in names and ("ZERO" not in one or "deepspeed" in on)}
+    fsdp = {one.lower(): [text] for one, text in kept.items() if one.startswith("FSDP_") and "fsdp" in on}
+    return {**said, **fsdp, **{f"use_{one}": [] for one in on}}
 
 
 def _settings(after: Iterable[Word]) -> dict[str, Any]:
@@ -241,40 +257,31 @@ SHARDS = ("deepspeed", "fsdp", "fsdp_config")
 """Arguments of the program itself that shard it, whatever its launcher says."""
 
 
-def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Sharding | None:
+def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any], said: Given) -> Sharding | None:
     """What options of accelerate say."""
-    file = launcher.text("config_file")
+    file, kinds = launcher.text("config_file"), {"use_deepspeed", "zero_stage", "deepspeed_config_file"} & launcher.given.keys()
+    named = launcher.text("deepspeed_config_file")
     if file is not None:
         there = None if is_open(file) else beside(path, file)
         if there is None:
             settings.setdefault("accelerate", shown_text(file))
             return None
-        found = accelerate(there)
-        if found.kind == "ddp" and {"use_deepspeed", "zero_stage"} & launcher.given.keys():  # the flag wins, without a stage
+        found = accelerate(there, launcher.given, said)
+        if "use_deepspeed" in kinds and len(kinds) == 1 and accelerate(there).kind == "ddp":  # the flag wins, without a stage
             settings.setdefault("deepspeed", "--use_deepspeed")
-        said = [one for one in ("num_processes", "num_machines") if launcher.text(one) is not None]
-        return counted(found, {one: launcher.number(one) or None for one in said})
-    given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
-    precision = launcher.text("mixed_precision")
-    if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
-        if (name := given.get("deepspeed_config_file")) is not None:
-            if beside(path, str(name)) is None and preset(str(name)) is None:  # asked for with the rest
-                settings.setdefault("deepspeed", name)
-                if precision in ("bf16", "fp16"):
-                    settings.setdefault(precision, True)
-                return None
-            found = deepspeed(name, path, "deepspeed_config_file")
-            return dataclasses.replace(found, precision=found.precision or precision)
-        part = Settings(path, given)
-        stage = part.size("zero_stage", 2, least=0)
-        states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
-        whole = weights == "cpu" and stage == 3  # of weights at stage 3 alone
-        host = {"offload_parameters": 1} if whole else {"offload_optimizer": 100} if states == "cpu" else {}
-        return Sharding(kind="deepspeed", fields={"zero": stage, **host}, precision=precision)
-    if "use_fsdp" in given:
-        return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
-    if "multi_gpu" in given and not any(name in settings for name in SHARDS):
-        return Sharding(fields={"zero": 0}, precision=precision)
+            return dataclasses.replace(found, kind="ddp", fields={"zero": 0})
+        return found
+    if named is not None and beside(path, named) is None and preset(named) is None:  # asked for with the rest
+        settings.setdefault("deepspeed", named)
+        if (precision := launcher.text("mixed_precision")) in ("bf16", "fp16"):
+            settings.setdefault(precision, True)
+        return None
+    several = "multi_gpu" in launcher.given and not any(name in settings for name in SHARDS)
+    others = {"use_fsdp", "use_megatron_lm", "cpu", "tpu", "mixed_precision", "dynamo_backend"} & launcher.given.keys()
+    if kinds or several or others:
+        data = overlaid({"distributed_type": "DEEPSPEED" if kinds else "MULTI_GPU", "mixed_precision": None}, launcher.given)
+        found = of_accelerate(path, data, said)
+        return dataclasses.replace(found, num_gpus=None, gpus_per_node=None)  # counted where the command is read
     return None
 
 

@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "adopt_adamw": "adam", "ao_adamw_8bit": "adam_8bit", "ao_adamw_fp8": "adam_8bit", "lion_pytorch": "lion",
     "torch.optim.adam": "adam", "fusedadam": "adam", "cpuadam": "adam", "deepspeedcpuadam": "adam",
     "adamw_8bit": "adam_8bit", "adamw_bnb_8bit": "adam_8bit", "adamw_torch_8bit": "adam_8bit", "adamw8bit": "adam_8bit",
+    "adam8bit": "adam_8bit",
     "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
     "paged_adamw_8bit": "paged_adam_8bit", "pagedadamw8bit": "paged_adam_8bit", "adafactor": "adafactor",
     "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",
@@ -40,11 +41,15 @@ JOINT = {
 """Linear layers of attention under other names, by the letters of their parts."""
 WITH_ADAPTERS = {**ATTENTION, "all": ("q", "k", "v", "o", "gate", "up", "down")}
 """Linear layers of a dense model by lora_targets."""
-KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
+KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
+           "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
     r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size).*"
+    r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size"
+    r"|tp_plan|every_n_layers|load_in_fp8|qat_scheme|distributed_config|sharded_ddp|mp_parameters|tpu_num_cores|layer_replication|use_qalora|bdlora|velora|monteclora|arrow_config"
+    r"|master_weights|optimizer_states|mics_shard|torch_autocast\.enabled|(elasticity|curriculum_learning|progressive_layer_drop"
+    r"|random_ltd)\.enabled|sparse_attention|custom_fsdp|precision_aware|last_pipeline_num|virtual_pipeline|recompute_num_layers).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
@@ -114,9 +119,9 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
-    for name in ("use_cpu", "no_cuda"):
+    for name in ("use_cpu", "no_cuda", "use_mps_device"):
         if job.given.flag(name):
-            what = "it trains on CPUs, which no plan is for"
+            what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
             raise PlannerError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
@@ -162,7 +167,7 @@ def reading(job: FineTuning) -> Reading:
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
-    _require_priced(result, where)
+    _require_priced(result, job.given)
     return result
 
 
@@ -172,18 +177,20 @@ def _splits_batches(given: Settings) -> bool:
     return bool(inside) or given.flag("split_batches")
 
 
-_ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate))\w*size = '?1'?")
+_ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate)|mics_shard)\w*size = '?-?1'?")
 """A split over one rank, which splits nothing."""
 _FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
 """Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""
 
 
-def _require_priced(reading: Reading, where: str) -> None:
-    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
+def _require_priced(reading: Reading, given: Settings) -> None:
+    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words, and stays."""
     names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    said = given.said
+    wrong = [one for one in wrong if said is None or str(said.setting(one)).lower() not in ("false", "null", "0")]
     if wrong:
-        raise not_priced(where, wrong, wrong)
+        raise not_priced(str(given.path), wrong, wrong)
 
 
 LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")
@@ -261,11 +268,12 @@ def _precision(said: str, half: bool, trainer: str) -> tuple[str, tuple[str, ...
 def _optimizer(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     """The optimizer that DeepSpeed's configuration names before that of the arguments, and a note where they differ.
     [transformers, integrations/deepspeed.py: deepspeed_optim_sched]"""
-    named = job.sharding.optimizer if job.sharding.kind == "deepspeed" else None
-    if named is None or (states := OPTIMIZERS.get(named, "adam")) == job.optimizer:
+    said = job.given.said.setting("optim") if job.given.said is not None else None
+    if job.sharding.kind != "deepspeed" or job.sharding.optimizer is None or said is not None:
         return job.optimizer, ()
-    as_it_is = "" if named in OPTIMIZERS else ", priced as adam"
-    return states, (f"the optimizer {named[:40]} of DeepSpeed's configuration counts, not that of the arguments{as_it_is}",)
+    states = optimizer(job.given, job.sharding.optimizer, "optim")
+    counts = f"the optimizer {job.sharding.optimizer[:40]} of DeepSpeed's configuration counts, not that of the arguments"
+    return states, (counts,) * (states != job.optimizer)
 
 
 def _states(optimizer: str, notes: tuple[str, ...], trainer: str, where: str) -> tuple[str, tuple[str, ...]]:
@@ -281,8 +289,19 @@ def _states(optimizer: str, notes: tuple[str, ...], trainer: str, where: str) ->
     return plain, (*notes, note)
 
 
+def _differences(job: FineTuning) -> list[str]:
+    """Notes about numbers that a configuration of DeepSpeed and the arguments say differently."""
+    shard = job.sharding
+    pairs = (("train_micro_batch_size_per_gpu", shard.micro_batch_size, job.micro_batch_size),
+             ("gradient_accumulation_steps", shard.accumulation, job.accumulation))  # fmt: skip
+    return [
+        f"its configuration of DeepSpeed says {name} {theirs}, where {ours} is priced: transformers does not start with two"
+        for name, theirs, ours in pairs if shard.kind == "deepspeed" and None not in (theirs, ours) and theirs != ours
+    ]  # fmt: skip
+
+
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
-    notes = [*job.sharding.notes]
+    notes = [*job.sharding.notes, *_differences(job)]
     if job.sharding.kind == "ddp" and (gpus or 0) > 1:
         notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
     if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.own_parts import other_sizes, parts_of, put_by
 from planner.trainers.reading.programs import (
     PARSERS,
     program_file,
@@ -19,10 +20,10 @@ from planner.trainers.reading.programs import (
 )
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
-from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, switched_on
+from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
-from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
+from planner.trainers.reading.training_arguments import DOUBLED, MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
     CONFIGS,
@@ -50,12 +51,13 @@ MERGES = ("merge_and_unload", "merge_adapter")
 class Program(WithModules):
     """A program with the options of its command."""
 
-    def __init__(self, file: Path, options: Mapping[str, Any]) -> None:
-        super().__init__(file, Given(settings={name: str(value) for name, value in options.items() if value is not None}))
+    def __init__(self, file: Path, options: Mapping[str, Any], gpus: int | None = None) -> None:
+        said = {name: str(value) for name, value in options.items() if value is not None}
+        super().__init__(file, Given(num_gpus=gpus, settings=said))
 
 
-def take_program(given: Settings, path: Path, program: str) -> None:
-    """What the program of a command takes or does where the command says nothing."""
+def take_program(given: Settings, path: Path, program: str, gpus: int | None = None) -> None:
+    """What the program of a command takes or does, where the command says nothing or whatever it says; ``gpus``: processes."""
     file = program_file(path, program)
     require_transformers(path, file, given.data)
     _require_no_hydra(given, path, file)
@@ -63,7 +65,7 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     given.data = _spelled_out(given.data, usual, file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
-    code = _followed(file, {**usual, **given.data})
+    code = _followed(file, {**usual, **given.data}, gpus)
     own = {} if code is None else own_code(code, decided, by_rank)
     idle = set() if code is None else _idle(code)
     usual = {name: value for name, value in usual.items() if name not in idle}
@@ -74,6 +76,11 @@ def take_program(given: Settings, path: Path, program: str) -> None:
         about = f"{code.path.name} builds {name} of its project, whose layers its arguments do not tell; the nearest preset"
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
+        trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
+        single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
+        data = {name: value for name, value in given.data.items() if name not in single}
+        given.data = {**data, **parts_of(code, trainers), **put_by(code)}
+        given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
         if "gradient_checkpointing" in given.data and _checkpoints(code):
@@ -160,10 +167,10 @@ def _require_no_hydra(given: Settings, path: Path, file: Path | None) -> None:
         raise PlannerError(f"{path}: {said}")
 
 
-def _followed(file: Path | None, options: Mapping[str, Any]) -> Program | None:
+def _followed(file: Path | None, options: Mapping[str, Any], gpus: int | None) -> Program | None:
     """A program under the options of its command; None where it is not there or is no Python."""
     try:
-        return Program(file, {**dict.fromkeys(OFF, False), **options}) if file is not None else None
+        return Program(file, {**dict.fromkeys(OFF, False), **options}, gpus) if file is not None else None
     except PlannerError:
         return None
 

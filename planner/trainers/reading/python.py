@@ -200,6 +200,7 @@ class Script:
         while True:
             some = self._names.get((id(home), name), [])
             before = [one for one in some if one.line <= getattr(at, "lineno", 0)] if home is self._home.get(id(at)) else some
+            before = [one for one in before if id(one.value) not in self._waiting] or before  # n = n // 2: the one above
             if before:
                 return self._decided(before, name)
             if home is None:
@@ -236,7 +237,7 @@ class Script:
                 return (self._value(given),)
         bare = [None] * (len(positional) - len(arguments.defaults))
         default = dict(zip(names, [*bare, *arguments.defaults, *arguments.kw_defaults], strict=True))[name]
-        return (gap([name]),) if default is None else (self._value(default),)
+        return (gap([name]),) if default is None else (self._value(python_text.default_of(default)),)
 
     def _of_attribute(self, node: ast.Attribute) -> Any:
         name = node.attr

@@ -49,6 +49,8 @@ def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a script, or of the cells of a notebook. Raises PlannerError."""
     text = cleaned(read_text(path))
     if path.suffix.lower() != ".ipynb":
+        if re.search(r"^[!%][a-z]", text, re.MULTILINE):  # cells of a notebook, saved as they are
+            text = re.sub(r"^([ \t]*)[!%][a-z].*$", r"\1pass", text, flags=re.MULTILINE)
         return library.parse_python(text, str(path))
     notebook = library.parse_json(text, str(path))
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
@@ -106,6 +108,8 @@ def option_names(call: ast.Call) -> Iterator[str]:
 
 def default_of(node: ast.expr) -> ast.expr:
     """The default in a field(...) of a dataclass."""
+    if isinstance(node, ast.Call) and last_name(node.func) in ("Option", "Argument") and node.args:  # of typer
+        return node.args[0]
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("field", "Field")):
         words = {one.arg: one.value for one in node.keywords}
         if "default" in words:

@@ -7,11 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import Bound, is_main, last_name
+from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, option_names, targets
+from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
 
+LAST = 10**9
+"""Behind every line."""
 DEEPEST = 4
 """Functions that call functions."""
 _Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
@@ -21,6 +25,7 @@ class Running(Script):
     """A script whose calls count where they may be made."""
 
     def __init__(self, path: Path, said: Given) -> None:
+        self._puts: dict[tuple[int, str], list[tuple[int, ast.expr | None, ast.expr]]] = {}  # (line, key, value); no key = update
         super().__init__(path, said)
         self._under = dict(_conditions(self.tree))
         self._asking: set[int] = set()
@@ -96,6 +101,114 @@ class Running(Script):
             self._known[id(test)] = found
         return found
 
+    def _note(self, node: ast.AST, home: Function | None, sure: bool) -> None:
+        """The same, and what is put into a mapping that a name holds: a[key] = value, a.update(...), a.setdefault(key, value)."""
+        super()._note(node, home, sure)
+        for target, value in targets(node):
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and value is not None:
+                place = (id(home), target.value.id)
+                self._puts.setdefault(place, []).append((getattr(node, "lineno", 0), target.slice, value))
+        if isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) == 3:
+            held, name, value = node.args
+            if isinstance(held, ast.Name) and isinstance(name, ast.Constant) and isinstance(name.value, str):
+                bound = Bound(value, node.lineno, sure, home)
+                self._attributes.setdefault(f"{held.id}.{name.value}", []).append(bound)
+        owner = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+        if isinstance(node, ast.Call) and isinstance(owner, ast.Name) and last_name(node.func) == "update":
+            self._puts.setdefault((id(home), owner.id), []).append((node.lineno, None, node))
+
+    def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
+        """The same, of a command of click with the default of its option."""
+        found = super()._parameter(function, name)
+        options = [one for one in function.decorator_list if isinstance(one, ast.Call) and last_name(one.func) == "option"]
+        own = next((one for one in options if name in option_names(one)), None)
+        return (self._option(own, name),) if own is not None and found == (gap([name]),) else found
+
+    def _of_call(self, node: ast.Call) -> Any:
+        """The same, and getattr(torch, "bfloat16")."""
+        if last_name(node.func) == "getattr" and len(node.args) >= 2 and last_name(node.args[0]) == "torch":
+            return self._value(node.args[1])
+        gpus = self.said.num_gpus
+        if gpus and python_text.of_environment(node, ast.unparse(node.func)) and self._value(node.args[0]) == "WORLD_SIZE":
+            return gpus
+        if gpus and last_name(node.func) == "get_world_size":
+            return gpus
+        if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and len(node.args) > 1 and not node.keywords:
+            values = [self._value(one) for one in node.args]
+            if all(isinstance(one, int | float) for one in values):
+                return max(values) if node.func.id == "max" else min(values)
+        return super()._of_call(node)
+
+    def _of_subscript(self, node: ast.Subscript) -> Any:
+        """The same, and os.environ["WORLD_SIZE"]."""
+        world = isinstance(node.slice, ast.Constant) and node.slice.value == "WORLD_SIZE"
+        return self.said.num_gpus if world and self.said.num_gpus else super()._of_subscript(node)
+
+    def _named(self, name: str, at: ast.AST) -> Any:
+        """The same, of a mapping with what is put into it on the way, and of a parameter that only a condition changes."""
+        kept = self._kept_parameter(name, at)
+        value = super()._named(name, at) if kept is None else kept[0]
+        home = self._home.get(id(at))
+        while home is not None and not self._names.get((id(home), name)):
+            home = self._home.get(id(home))
+        if not isinstance(value, dict) or isinstance(value, FileSettings) or name in self.said.settings:
+            return value
+        line = getattr(at, "lineno", 0) if home is self._home.get(id(at)) else LAST
+        made = max((one.line for one in self._names.get((id(home), name), []) if one.line <= line), default=0)
+        found = dict(value)
+        for place, key, put in sorted(self._puts.get((id(home), name), []), key=lambda one: one[0]):
+            if made < place < line:
+                self._put(found, key, put)
+        return found
+
+    def _kept_parameter(self, name: str, at: ast.AST) -> tuple[Any] | None:
+        """What a parameter is given, where the function that it is of gives it something else under a condition that is not met;
+        a gap where that is not known. None = another name."""
+        home, line = self._home.get(id(at)), getattr(at, "lineno", 0)
+        some = [one for one in self._names.get((id(home), name), []) if one.line <= line and id(one.value) not in self._waiting]
+        if home is None or not some or any(one.sure for one in some) or name in self.said.settings:
+            return None
+        given = self._parameter(home, name)
+        met = [None if one.value is None else self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in some]
+        if given is None or True in met:
+            return None
+        may = [one.value for one, holds in zip(some, met, strict=True) if holds is None]
+        same = all(one is not None and self._value(one) == given[0] for one in may)
+        return given if same else (gap([name]),)
+
+    def _put(self, found: dict[Any, Any], key: ast.expr | None, put: ast.expr) -> None:
+        """Puts a value, or what an update brings, into a mapping: where its condition is not known, a gap."""
+        met = self._holds(self._under.get(id(put), ((), ""))[0])
+        if met is False:
+            return
+        if isinstance(put, ast.Call) and key is None:
+            given = self._value(put.args[0]) if put.args else {}
+            new = {**(given if isinstance(given, dict) else {}), **self.keywords(put)}
+        else:
+            new = {str(self._value(key)): self._value(put)} if key is not None else {}
+        for name, value in new.items():
+            value = called(value, str(name))
+            found[name] = value if met or found.get(name) == value else gap([str(name)])
+
+    def set_on(self, call: ast.Call, part: str = "") -> dict[str, Any]:
+        """Attributes that are set later on the object that a call makes, or on a part of it: args.bf16 = True behind
+        args = SFTConfig(...), trainer.args.bf16 = True."""
+        home, found = self._home.get(id(call)), {}
+        made = [one.targets[0] for one in ast.walk(self.tree) if isinstance(one, ast.Assign) and _called_in(one.value) is call]
+        names = [last_name(one) for target in made for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        for place, every in self._attributes.items():
+            owner, _, name = place.partition(".")
+            if not name.startswith(part):
+                continue
+            name = name.removeprefix(part)
+            later = [one for one in every if one.home is home and one.line > call.lineno]
+            if later and owner in names and "." not in name:
+                met = [None if one.value is None else self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in later]
+                if any(one is not False for one in met):
+                    value = called(self._within(partial(self._decided, later, name)), name)
+                    found[name] = value if True in met and None not in met else gap([name])
+        return found
+
     def _decided(self, some: list[Bound], name: str) -> Any:
         """The same, of assignments whose conditions are met or not known; the last counts as sure where they are met."""
         met = [True if one.sure else self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in some]
@@ -103,6 +216,11 @@ class Running(Script):
         if len(some) > 1 and kept and kept[-1].value is not None and [one for one in met if one is not False][-1]:
             kept[-1] = replace(kept[-1], sure=True)
         return super()._decided(kept or some, name)
+
+
+def _called_in(node: ast.expr) -> ast.expr:
+    """A call behind the [0] of what it gives."""
+    return node.value if isinstance(node, ast.Subscript) else node
 
 
 def _of_every_model(test: ast.expr) -> bool | None:
@@ -126,12 +244,28 @@ def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
             home = node.name
         passed = _passed(node)
         branched = isinstance(node, ast.If | ast.IfExp) and not is_main(node)
+        cases = _cases(node) if isinstance(node, ast.Match) else {}
         for child in ast.iter_child_nodes(node):
-            under = (*tests, *passed.get(id(child), ()))
+            under = (*tests, *passed.get(id(child), ()), *cases.get(id(child), ()))
             if branched and isinstance(node, ast.If | ast.IfExp) and child is not node.test:
                 first = child in node.body if isinstance(node, ast.If) else child is node.body
                 under = (*under, (node.test, first))
             waiting.append((child, (under, home)))
+
+
+def _cases(node: ast.Match) -> dict[int, tuple[tuple[ast.expr, bool], ...]]:
+    """Case of a match -> what holds in it: its subject is the value that it names, and none of those above."""
+    found: dict[int, tuple[tuple[ast.expr, bool], ...]] = {}
+    above: tuple[tuple[ast.expr, bool], ...] = ()
+    for case in node.cases:
+        if isinstance(case.pattern, ast.MatchValue) and case.guard is None:
+            test = ast.Compare(node.subject, [ast.Eq()], [case.pattern.value])
+            found[id(case)] = (*above, (ast.copy_location(test, node.subject), True))
+            above = (*above, (test, False))
+        else:
+            rest = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+            found[id(case)] = above if rest else (*above, (node.subject, True))
+    return found
 
 
 def _passed(node: ast.AST) -> dict[int, tuple[tuple[ast.expr, bool], ...]]:

@@ -1,12 +1,13 @@
 """What Python scripts say beside their trainer: lengths, dtypes, checkpointing, and mappings that are handed on whole."""
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import default_of, fields_of, last_name
 from planner.trainers.reading.shell.text import gap, is_open
 
 BATCH = "per_device_train_batch_size"
@@ -67,11 +68,92 @@ TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 
 
 def turned(script: Script, load: ast.Call) -> dict[str, Any]:
-    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
-    for call in script.calls(*TURNED):
-        inner: ast.AST = call.func
-        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
-            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
-        if inner is load and not call.args:
-            return {"dtype": TURNED[last_name(call.func)]}
-    return {}
+    """The dtype that a model is turned into: from_pretrained(...).half(), model.to(torch.bfloat16)."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and _inner(one.value, load) is load]
+    holds = [ast.unparse(one.targets[0]) for one in made]
+    found: dict[str, Any] = {}
+    for call in script.calls(*TURNED, "to"):
+        inner = _inner(call.func, load)
+        if inner is not load and not (isinstance(inner, ast.Name) and inner.id in holds and call.lineno >= load.lineno):
+            continue
+        given = [*call.args, *(one.value for one in call.keywords if one.arg == "dtype")]
+        named = TURNED.get(last_name(call.func)) if not call.args else None
+        named = named or next((value for one in given if (value := script.value(one)) in TURNED.values()), None)
+        found = {"dtype": named} if named is not None else found
+    return found
+
+
+def _inner(node: ast.AST, load: ast.Call) -> ast.AST:
+    """What a chain of methods starts with: the load itself, or a name."""
+    while isinstance(node, ast.Attribute | ast.Call) and node is not load:
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    return node
+
+
+LIBRARIES = ("transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes", "torch", "accelerate", "datasets", "typing")
+HELPS = re.compile("lora|peft|adapter|quantiz|quantis|bnb|bitsandbytes|kbit|4bit")
+"""Parts of names of functions that make adapters or bits."""
+
+
+def helped(script: Script) -> bool:
+    """Whether a script takes adapters or bits from modules of its project, by the names of what it takes, and makes none here."""
+    taken = [one.name.lower() for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)
+             and (node.module or "").partition(".")[0] not in LIBRARIES for one in node.names]  # fmt: skip
+    made = script.calls("LoraConfig") or (script.calls("BitsAndBytesConfig") and not script.calls("get_peft_model"))
+    return not made and any(HELPS.search(one) for one in taken)
+
+
+def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) -> dict[str, Any]:
+    """Arguments of adapters whose configuration is not made here: another module makes it, or it lies beside weights that are
+    loaded to go on with."""
+    ranks = {name: gap([name]) for name in ("lora_r", "lora_target_modules")}
+    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+    first = min((one.lineno for one in trainers), default=0)
+    loaded = [] if script.calls("merge_and_unload", "merge_adapter") else [one for one in loaded if one.lineno < first]
+    trains = any(script.keywords(one).get("is_trainable") is True for one in loaded)
+    if trains or (script.calls("get_peft_model") and not unsloth):
+        return {"use_peft": True, **ranks}
+    given = [script.keywords(one).get("peft_config") for one in trainers]
+    return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
+
+
+def bases_of(script: Script, name: str) -> list[str]:
+    """Last names of the bases of a class of the script."""
+    made = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name == name)
+    return [last_name(base) for one in made for base in one.bases]
+
+
+def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Classes of the script that are made from some classes -> their own fields with their values."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)]
+    return {
+        one.name: {name: script.value(default_of(value)) for name, value in fields_of(one) if value is not None}
+        for one in made if one.name not in names and any(last_name(base) in names for base in one.bases)
+    }  # fmt: skip
+
+
+def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
+    """The length of unsloth, which cuts at the max_seq_length of the model, or of its arguments where that is less, whatever
+    max_length they say.  [unsloth, models/rl.py]"""
+    said, own = data.get("max_length"), data.get("max_seq_length")
+    if not isinstance(loaded, int):
+        return {"max_seq_length": None} if own == said else {}
+    if isinstance(said, int) and said != loaded:
+        notes.append(f"unsloth cuts at the max_seq_length of its model, {loaded}, and not at max_length {said}")
+    return {"max_seq_length": None, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
+
+
+PARTS = {
+    "finetune_attention_modules": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "finetune_mlp_modules": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Switches of unsloth and the linear layers that they are for."""
+
+
+def unsloth_targets(targets: Any, words: Mapping[str, Any]) -> Any:
+    """Linear layers with adapters under the switches of unsloth's models with images.  [unsloth, models/vision.py]"""
+    without = [layer for name, layers in PARTS.items() if words.get(name) is False for layer in layers]
+    if not without or not (targets in (None, "all-linear") or isinstance(targets, list)):
+        return targets
+    every = targets if isinstance(targets, list) else [layer for layers in PARTS.values() for layer in layers]
+    return [one for one in every if one not in without]

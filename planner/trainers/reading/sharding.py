@@ -1,4 +1,4 @@
-"""How a job of Hugging Face's Trainer is split: DeepSpeed's JSON, the YAML of accelerate, fsdp of TrainingArguments."""
+"""How a job of Hugging Face's Trainer is split: DeepSpeed's JSON and fsdp of TrainingArguments."""
 
 import dataclasses
 import re
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Module, Recompute
+from planner.layout import CpMethod, Recompute
 from planner.record import record
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.guides import guide
 from planner.trainers.reading.settings import JSON, Settings, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import percent
@@ -39,25 +38,14 @@ PRESETS: dict[str, dict[str, int]] = {
 """Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
 (deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
 BOTH = "which is not modelled: offload both or neither"
-OR_SAY = (
-    "or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or --set fsdp=no_shard where every GPU holds the whole model"
-)
-"""What answers the question for a configuration of accelerate as well."""
 QUIET_ZERO = re.compile(
     r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
     r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
-    r"|load_from_fp32_weights|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
+    r"|load_from_fp32_weights|cpu_offload_use_pin_memory|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
     r"|wall_clock_breakdown|scheduler\..*|optimizer\.params\..*|gradient_predivide_factor|prescale_gradients|communication_data_type"
-    r"|(fp16|bf16)\.\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
+    r"|(fp16|bf16)\.(?!\w*(master_weights|optimizer_states))\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
 )
 """Keys of DeepSpeed that change neither the layout nor, by more than a bucket, its memory."""
-QUIET_ACCELERATE = re.compile(
-    r"compute_environment|debug|downcast_bf16|machine_rank|main_\w+|rdzv_\w+|same_network|tpu_\w+|use_cpu|gpu_ids|num_machines"
-    r"|enable_cpu_affinity|deepspeed_config\.(deepspeed_\w+|zero3_\w+|gradient_clipping|seq_parallel_communication_data_type)"
-    r"|fsdp_config\.fsdp_(auto_wrap_policy|transformer_layer_cls_to_wrap|backward_prefetch\w*|forward_prefetch|state_dict_type"
-    r"|sync_module_states|use_orig_params|cpu_ram_efficient_loading|min_num_params|mixed_precision_policy)|dynamo_config\..*"
-    r"|parallelism_config\.parallelism_config_(\w+_backend|\w+_strategy|sp_\w+|cp_\w+)|megatron_lm_config.megatron_lm_gradient_clipping|commands|command_file|tpu_name|tpu_zone"
-)
 
 
 @record
@@ -78,6 +66,8 @@ class Sharding:
     """Of mixed precision; 'no' = none."""
     optimizer: str | None = None
     """As DeepSpeed names it."""
+    compiled: bool = False
+    """The launcher compiles the model."""
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Which document said it, where that is not the file itself."""
@@ -124,7 +114,7 @@ def _deepspeed(given: Settings) -> Sharding:
     stage = zero.size("stage", 0, least=0)
     optimizer, weights = (_device(zero, f"offload_{what}") for what in ("optimizer", "param"))
     # weights on the host are for stage 3 alone  [runtime/zero/config.py, offload_param]
-    fields = {"zero": stage, **_host(given, optimizer, weights if stage == 3 else "none", zero)}
+    fields = {"zero": stage, **on_host(given, optimizer, weights if stage == 3 else "none", zero)}
     for name in ("zero_hpz_partition_size", "mics_shard_size"):
         if zero.size(name, 1, least=-1) > 1:
             raise PlannerError(f"{zero.where(name)}: hierarchical partitions of weights are not modelled")
@@ -157,11 +147,13 @@ def _state_dtypes(given: Settings) -> tuple[str, ...]:
 
 def _device(zero: Settings, name: str) -> str:
     place = zero.section(name)
-    place.get("nvme_path")
-    return str(place.get("device", "none")).lower()
+    for one in ("nvme_path", "ratio"):
+        place.get(one)
+    older = zero.flag("cpu_offload" if name == "offload_optimizer" else "cpu_offload_params")  # before DeepSpeed 0.3.16
+    return str(place.get("device", "cpu" if older else "none")).lower()
 
 
-def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict[str, int]:
+def on_host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict[str, int]:
     """Fields of what waits in host memory. Raises PlannerError for what is not modelled."""
     if "nvme" in (optimizer, weights):
         raise PlannerError(f"{given.path}: DeepSpeed offloads to nvme, which is not modelled; device cpu is")
@@ -173,107 +165,6 @@ def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict
         return {}
     share = zero.section("offload_optimizer").get("ratio", 1.0)
     return {"offload_optimizer": percent(share, f"{given.path}: offload_optimizer.ratio")}
-
-
-# ------------------------------------------------------------------------------------------------------------ accelerate
-
-
-def accelerate(path: Path) -> Sharding:
-    """What the YAML of accelerate says. Raises PlannerError."""
-    given = Settings(path, file_settings(path, "a configuration of accelerate"))
-    kind = str(given.get("distributed_type", "NO") or "NO").upper().rpartition(".")[2]  # YAML's NO is false
-    precision = str(given.get("mixed_precision", "no")).lower()
-    processes, machines = given.number("num_processes"), given.size("num_machines")
-    readers = {"FSDP": _fsdp_yaml, "DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}
-    if kind in readers:
-        found = readers[kind](given)
-    elif kind in ("NO", "MULTI_GPU"):
-        found = Sharding(fields={"zero": 0})
-    else:
-        raise PlannerError(f"{given.where('distributed_type')} is {kind}; a plan knows FSDP, DEEPSPEED, MEGATRON_LM, MULTI_GPU")
-    gpus = 1 if kind == "NO" else processes
-    fields = {**found.fields, **_parallelism(given)}
-    unread = tuple(one for one in given.left() if not QUIET_ACCELERATE.fullmatch(one.split(" = ")[0]))
-    return dataclasses.replace(
-        found, num_gpus=gpus, gpus_per_node=gpus // machines if gpus and machines else None, fields=fields,
-        precision=found.precision or precision, unread=(*found.unread, *unread),
-    )  # fmt: skip
-
-
-def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool) -> tuple[Sharding, tuple[Question, ...]]:
-    """How a job is split by its launcher, by the configuration of accelerate or by its own arguments; where none says it, plain
-    data parallel if it is known how the job is ``launched``, else that and a question."""
-    found = sharding or accelerate_named(given)
-    own = isinstance(given.data.get("deepspeed"), str) and found is not None and found.kind in ("deepspeed", "fsdp")
-    if found is None or found.kind == "ddp" or own:
-        found = _over(found, from_arguments(given))
-    about = f"the configuration of accelerate that launches it; {OR_SAY}"
-    asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
-    return found or Sharding(), asked
-
-
-def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
-    """What the arguments of a program say over its launcher, which counts processes: deepspeed and fsdp are set up whatever
-    the configuration of accelerate says, and deepspeed before fsdp.  [transformers, training_args.py; accelerate, state.py]"""
-    if launched is None or own is None:
-        return own or launched
-    return dataclasses.replace(
-        own, num_gpus=launched.num_gpus, gpus_per_node=launched.gpus_per_node, precision=own.precision or launched.precision,
-        unread=(*launched.unread, *own.unread), notes=(*launched.notes, *own.notes),
-    )  # fmt: skip
-
-
-def accelerate_named(given: Settings) -> Sharding | None:
-    """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
-    script beside it or in a README.md above; None = nobody names one. One that is not there is asked for."""
-    said, named = given.get("accelerate"), guide(given.path)
-    name = said or (named.file if named is not None else None)
-    if name is None:
-        return None
-    file = beside(given.path, str(name))
-    if file is None and given.said is not None and {"deepspeed", "fsdp"} & given.said.settings.keys():
-        return None
-    if file is None:
-        by = f" by a command in {named.document}" if named is not None and not said else ""
-        about = f"its path: it is launched with {shown(name)}{by}, a configuration of accelerate that is not there; {OR_SAY}"
-        given.ask(Question(name="accelerate", choices=("FILE",), about=about))
-        return Sharding(kind="fsdp", fields={"zero": 3})
-    if named is None or file.name != Path(named.file).name:  # the user says another one
-        return accelerate(file)
-    return dataclasses.replace(counted(accelerate(file), named.counts), notes=(str(named),))
-
-
-def counted(found: Sharding, counts: Mapping[str, int | None]) -> Sharding:
-    """What the options num_processes and num_machines of accelerate say over its configuration; None = not known.
-    [accelerate, commands/launch.py: _validate_launch_command]"""
-    if not counts:
-        return found
-    gpus = counts.get("num_processes", found.num_gpus)
-    machines = found.num_gpus // found.gpus_per_node if found.num_gpus and found.gpus_per_node else None
-    machines = counts.get("num_machines", machines)
-    each = gpus // machines if gpus and machines and gpus % machines == 0 else None
-    return dataclasses.replace(found, num_gpus=gpus, gpus_per_node=each)
-
-
-def _parallelism(given: Settings) -> dict[str, int]:
-    """Fields of the section parallelism_config."""
-    sizes, fields = given.section("parallelism_config"), {}
-    tp, cp, sp, replicas, shards = (
-        sizes.size(f"parallelism_config_{name}_size", least=-1) for name in ("tp", "cp", "sp", "dp_replicate", "dp_shard")
-    )
-    if tp > 1:
-        fields["tp"] = tp
-    if cp > 1 or sp > 1:
-        method = CpMethod.A2A if sp > 1 else CpMethod.ALLGATHER
-        fields |= {"cp": max(cp, sp), "cp_method": int(method)}
-    if replicas > 1 and shards > 1:
-        fields["dp_shard"] = shards
-    return fields
-
-
-def _fsdp_yaml(given: Settings) -> Sharding:
-    part = given.section("fsdp_config")
-    return fsdp_section(part, "fsdp_")
 
 
 def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) -> Sharding:
@@ -294,38 +185,6 @@ def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) 
     return Sharding(kind="fsdp", fields=fields, hybrid=word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
 
 
-def _deepspeed_yaml(given: Settings) -> Sharding:
-    part = given.section("deepspeed_config")
-    file = part.get("deepspeed_config_file")
-    if file is not None:
-        return deepspeed(file, given.path, "deepspeed_config_file")
-    optimizer, weights = (
-        str(part.get(f"offload_{what}_device", "none")).lower() for what in ("optimizer", "param")
-    )
-    stage = part.size("zero_stage", 2, least=0)
-    fields = {"zero": stage, **_host(given, optimizer, weights if stage == 3 else "none", Settings(given.path, {}))}
-    steps = part.get("gradient_accumulation_steps")
-    number = None if steps in (None, "auto") else part.number("gradient_accumulation_steps")
-    return Sharding(kind="deepspeed", fields=fields, accumulation=number)
-
-
-def _megatron_yaml(given: Settings) -> Sharding:
-    part = given.section("megatron_lm_config")
-    tp, pp, cp, ep = (
-        part.size(f"megatron_lm_{name}")
-        for name in ("tp_degree", "pp_degree", "context_parallel_size", "expert_model_parallel_size")
-    )
-    mode = "selective" if part.flag("megatron_lm_recompute_activations") else "none"
-    mode = str(part.get("megatron_lm_recompute_granularity", mode))
-    fields = {
-        "tp": tp, "pp": pp, "cp": cp, "zero": int(part.flag("megatron_lm_use_distributed_optimizer")),
-        "sequence_parallel": int(part.flag("megatron_lm_sequence_parallelism") and tp > 1),
-        "recompute": {"full": int(Recompute.FULL), "selective": int(Recompute.SELECTIVE)}.get(mode, int(Recompute.NONE)),
-        **({"recompute_modules": int(Module.CORE_ATTENTION)} if mode == "selective" else {}), **({"ep": ep} if ep > 1 else {}),
-    }  # fmt: skip
-    return Sharding(kind="megatron", fields=fields, accumulation=part.number("megatron_lm_num_micro_batches"))
-
-
 # ----------------------------------------------------------------------------------------------------- TrainingArguments
 
 
@@ -338,8 +197,9 @@ def _own_deepspeed(given: Settings) -> Sharding:
     return Sharding(kind="deepspeed", fields={"zero": stage, **host})
 
 
-def from_arguments(given: Settings) -> Sharding | None:
-    """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. Raises PlannerError."""
+def from_arguments(given: Settings, by_fsdp: bool = False) -> Sharding | None:
+    """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. ``by_fsdp``: the second does
+    nothing without the first.  [transformers, training_args.py] Raises PlannerError."""
     path = str(given.data.get("deepspeed") or "")
     there = is_open(path) and beside(given.path, path.rpartition("/")[2]) is not None  # copied to a folder of the run
     named = path.rpartition("/")[2] if there else given.get("deepspeed")
@@ -353,7 +213,7 @@ def from_arguments(given: Settings) -> Sharding | None:
     if words == "no_shard" and section is None and given.said is not None and "fsdp" in given.said.settings:
         return Sharding()  # the answer to how a job is split: plain data parallel, whose weights keep the dtype they are loaded in
     text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
-    if text.lower() in ("", "false", "none") and section is None:
+    if text.lower() in ("", "false", "none") and (section is None or by_fsdp):
         return None
     unknown = next((one for one in text.replace(",", " ").lower().split() if one not in FSDP_WORDS), None)
     if unknown is not None and section is None:

@@ -7,6 +7,8 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.accelerate_file import said_or_asked
+from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, spelled
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     KERNELS,
@@ -19,7 +21,7 @@ from planner.trainers.reading.fine_tuning import (
 )
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
-from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.versions import newer
@@ -84,6 +86,7 @@ LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "ma
            "cutoff_len", "total_max_len", "max_len")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
+    ("max_prompt_seq_len", "max_answer_seq_len"),
 )  # fmt: skip
 """Lengths of question and answer, which are one sequence."""
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
@@ -102,6 +105,7 @@ def parse(
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
         given.data = {**given.data, "gradient_checkpointing": value_of(answer)}
+    given.data = spelled(given.data)
     objective = objective_of(given, script)
     habits, dated = _dated(given, habits, sharding)
     for name in FROZEN:
@@ -123,23 +127,28 @@ def parse(
     elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
+    precision = _precision(given, habits, half, found)
+    usual = "kept" if found.kind == "deepspeed" else "chunked"
+    loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
+    options = {**_options(given), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
-        sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
+        sequence_length=length_of(given, objective, _length(given), habits.length),
+        precision=precision,
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
-        objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        objective=objective, sharding=found, num_gpus=num_gpus, options=options, quiet=QUIET,
         questions=(
             *asked, *given.late, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
         ),
-        notes=notes,
+        notes=(*notes, *noted, *notes_of(given, objective, adapters, precision)),
     ))  # fmt: skip
 
 
@@ -177,9 +186,10 @@ def _micro(given: Settings) -> tuple[int, int]:
 
 
 def _steps(given: Settings, sharding: Sharding) -> int:
-    """Forward passes per step; Megatron of accelerate has its own number of them.  [accelerate, utils/dataclasses.py]"""
-    usual = (sharding.accumulation or 1) if sharding.kind == "megatron" else 1
-    return given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), usual)
+    """Forward passes per step; Megatron of accelerate has its own number of them, whatever else is said.  [accelerate,
+    utils/dataclasses.py, MegatronLMPlugin]"""
+    said = given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1)
+    return sharding.accumulation or said if sharding.kind == "megatron" else said
 
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
@@ -192,8 +202,8 @@ def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding |
         return "fp16" if _dtype(given) in ("fp16", "float16") else "bf16"
     if given.flag("bf16", habits.bf16):
         return "bf16"
-    launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
-    return launched if launched in ("bf16", "fp16") else "fp32"
+    launched = sharding.precision if sharding else None  # no false of the arguments takes it back
+    return launched if launched in ("bf16", "fp16", "fp8") else "fp32"
 
 
 def _own_word(given: Settings) -> str | None:
@@ -229,7 +239,8 @@ def _own_precision(given: Settings) -> tuple[Question, ...]:
     if not said and given.usual.get("shards_itself") is True:
         about = "whether its own loop computes in bf16; or say --set fp16=true"
         return (Question(name="bf16", about=about, choices=("true", "false")),)
-    if said or "zero_stage" not in {*given.data, *given.usual} or given.get("deepspeed") not in (None, True):
+    own = "zero_stage" in {*given.data, *given.usual} or given.data.get("deepspeed") is True
+    if said or not own or given.get("deepspeed") not in (None, True):
         return ()
     about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
     return (Question(name="fp16", about=about, choices=("true", "false")),)
@@ -362,11 +373,16 @@ def _length(given: Settings) -> int | None:
     return None
 
 
+DTYPES = ("bfloat16", "float32", "float16")
+"""Dtypes that a model is loaded in."""
+
+
 def _dtype(given: Settings) -> str:
     """Dtype that weights are loaded in; float32 where nothing is said.  [TRL, model_config.py]"""
     inner = given.get("model_init_kwargs")
     own = given.section("model_init_kwargs").first("dtype", "torch_dtype") if isinstance(inner, dict) else None
-    named = given.first("dtype", "torch_dtype")
+    said = [given.get(name, choices=DTYPES) for name in ("dtype", "torch_dtype")]
+    named = next((one for one in said if one is not None), None)
     return str(named or own or "float32").lower().removeprefix("torch.")
 
 

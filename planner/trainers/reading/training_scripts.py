@@ -11,7 +11,9 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import own_passes, own_weights
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
+from planner.trainers.reading.loading import loading
 from planner.trainers.reading.modules import with_modules
+from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -19,12 +21,18 @@ from planner.trainers.reading.script_parts import (
     BATCH,
     CHECKPOINTS,
     OF_ANOTHER,
+    bases_of,
     cut_length,
+    derived_from,
     held,
+    helped,
     in_a_mapping,
     made_elsewhere,
     switched_on,
     turned,
+    unsloth_length,
+    unsloth_targets,
+    without_config,
 )
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
@@ -42,15 +50,15 @@ FOREIGN_ADAPTERS = (
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""
-"""What the configuration of a trainer that trains says; one without it is made for something else."""
 OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
 """What decides time or memory in such a configuration."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
+DECIDING = ("rank_pattern", "target_parameters", "exclude_modules", "trainable_token_indices", "layer_replication", "use_qalora",
+            "use_bdlora", "velora_config", "monteclora_config", "arrow_config")  # fmt: skip
+"""Keywords of LoraConfig that change what is trained or stored.  [peft, tuners/lora/config.py]"""
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
-
-
 OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM|Seq2SeqLM)$")
 """Classes of models that are no decoders."""
 
@@ -72,7 +80,7 @@ def settings_of(
     under = replace(said, settings={**{name: str(value) for name, value in options.items()}, **said.settings}, used=taken)
     script = Running(path, under)
     builds = script.calls(*TRAINERS, *CONFIGS, *FOREIGN)
-    if not builds or _takes_from_its_project(script.tree) or not (script.calls("from_pretrained") or _named(script)):
+    if not builds or _takes_from_its_project(script) or not (script.calls("from_pretrained") or _named(script)):
         script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
@@ -82,12 +90,13 @@ def settings_of(
         what = "its trainer is unsloth's, and the model is loaded in another module"
         raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
     data = model_arguments(script, loads, unsloth, notes)
-    configs = sorted(script.calls(*CONFIGS), key=lambda one: all(word.arg != BATCH for word in one.keywords))
+    made = script.calls(*CONFIGS, *derived_from(script, CONFIGS))
+    configs = sorted(made, key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
-    trainers = script.calls(*TRAINERS)
+    trainers = script.calls(*TRAINERS, *derived_from(script, TRAINERS))
     for call in (*configs[:1], *trainers[:1]):
-        data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
+        data |= _said_by(script, call, unsloth)  # the trainer's own come last
     spread = [name for name in data if name.startswith("**")]
     elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
@@ -97,20 +106,20 @@ def settings_of(
         data["bf16"] = gap(["bf16"])
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
-    if not loads:
-        data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
-    data |= adapters(script, unsloth)
-    kinds = {getattr(one.func, "id", getattr(one.func, "attr", "")) for one in (*configs[:1], *trainers[:1])}
+    data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
+    data |= {**parts_of(script, trainers), **adapters(script, unsloth)}
+    called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
+    kinds = {name for one in called for name in (one, *bases_of(script, one))}
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= cut_length(script)
-    _put_checkpointing(script, said, data)
+    _put_checkpointing(script, said, data, unsloth)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     _require_adapters(path, said, data)
-    if unsloth and data.get("max_seq_length") == data.get("max_length"):  # said twice
-        data.pop("max_seq_length", None)
+    if unsloth:
+        data |= unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
     old = "max_seq_length" in data and not unsloth
     kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
     if kind == "trl" and (old or "TrainingArguments" in kinds):
@@ -119,12 +128,25 @@ def settings_of(
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
     settings.asked |= taken - data.keys()  # keywords that have another name here
     said.used.update(taken)
-    settings.late += [*own_steps(script, said), *([OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else [])]
+    waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
+    settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
     return settings, kind, tuple(notes)
 
 
-def _put_checkpointing(script: Running, said: Given, data: dict[str, Any]) -> None:
+def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
+    """What the call of a configuration or of a trainer says: fields of its class, keywords, and what is set on it later."""
+    words = {**derived_from(script, CONFIGS).get(last_name(call.func), {}), **script.keywords(call)}
+    words |= script.set_on(call) | script.set_on(call, "args.")
+    if split := script.calls("ParallelismConfig"):
+        words["parallelism_config"] = script.keywords(split[0])
+    whole = () if unsloth else ("max_length",)  # null says that nothing is cut
+    return {name: value for name, value in words.items() if name not in _OBJECTS and (value is not None or name in whole)}
+
+
+def _put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
     """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
+    if unsloth and "use_peft" not in data:  # its trainer goes by its own arguments, whose default differs by version
+        data.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     text = said.setting("gradient_checkpointing")
     if data.get("gradient_checkpointing") in (None, False) and switched_on(script):
         sure = any(script.runs(one) for one in script.calls(*CHECKPOINTS))
@@ -161,7 +183,8 @@ def own_steps(script: Running, said: Given) -> list[Question]:
 _OBJECTS = (
     "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
     "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
-    "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name", "logging_dir", "model_init_kwargs",
+    "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name",
+    "logging_dir", "model_init_kwargs",
 )  # fmt: skip
 """Keywords that are objects of the script, or that decide nothing."""
 
@@ -182,7 +205,7 @@ def require_language_model(script: Script) -> None:
 
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
-    ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
+    ours, others = script.calls(*TRAINERS, *derived_from(script, TRAINERS)), script.calls(*FOREIGN)
     if not ours and others:
         name = FOREIGN[last_name(others[0].func)]
         raise PlannerError(f"{script.path}: {name} is not modelled; supervised fine-tuning and DPO are")
@@ -201,7 +224,7 @@ def _require_training(script: Script) -> None:
         if taken and not node.level and root not in OURS:
             raise PlannerError(f"{script.path}: {taken[0]} of {root} is not the one of TRL or transformers")
     require_ours(script, ours)
-    if not script.calls(*CONFIGS):
+    if not script.calls(*CONFIGS, *derived_from(script, CONFIGS)):
         if script.calls("HfArgumentParser", "TrlParser"):
             raise PlannerError(
                 f"{script.path}: it takes its arguments from its command line; import the script or the YAML that starts it"
@@ -218,9 +241,11 @@ def _named(script: Script) -> bool:
     return any(isinstance(one, str) and not is_open(one) for one in _named_by_trainer(script, script.calls(*TRAINERS)).values())
 
 
-def _takes_from_its_project(tree: ast.Module) -> bool:
-    """Whether a class with the name of a trainer, or of its configuration, is a relative import."""
-    taken = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level)
+def _takes_from_its_project(script: Script) -> bool:
+    """Whether a class with the name of a trainer, or of its configuration, is a relative import, or adapters are made elsewhere."""
+    if helped(script):
+        return True
+    taken = (node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom) and node.level)
     return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
 
 
@@ -286,46 +311,22 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     found: dict[str, Any] = {"model_name_or_path": name}
     dtype = words.get("dtype", words.get("torch_dtype"))
     if unsloth:
-        four, eight = words.get("load_in_4bit", True), words.get("load_in_8bit", False)
+        eight = words.get("load_in_8bit", False)
+        four = words.get("load_in_4bit", not any(words.get(one) for one in ("load_in_16bit", "load_in_fp8")))
+        found |= {name: words[name] for name in ("load_in_fp8", "qat_scheme", "offload_embedding") if words.get(name)}
         whole = words.get("full_finetuning") is True
         found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
         known = isinstance(dtype, str) and not is_open(dtype)
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    found |= turned(script, call) | _loading(script, words, call)
+    found |= loading(script, words, call) | turned(script, call)
+    if isinstance(script, Running):
+        found |= default_dtype(script, {**words, **found})
     others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
-        found = {**_loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
+        found = {**loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
     return found
-
-
-def _loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = None) -> dict[str, Any]:
-    """Arguments of what loads a model: dtype, kernel of attention and bits."""
-    found: dict[str, Any] = {}
-    dtype = words.get("dtype", words.get("torch_dtype"))
-    if isinstance(dtype, str):
-        found["dtype"] = dtype
-    if (kernel := words.get("attn_implementation")) is not None:
-        found["attn_implementation"] = kernel
-    bits = next(iter(script.calls("BitsAndBytesConfig")), None)
-    quantised = script.keywords(bits) if bits is not None and words.get("quantization_config") is not None else words
-    for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
-                         ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
-        if theirs in quantised or quantised is not words:
-            found[ours] = quantised.get(theirs, False)
-    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
-        found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
-    spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
-    if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
-        found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
-    return found
-
-
-def _put_in_keywords(script: Script) -> bool:
-    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
-    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
-    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
 
 
 def loaded_by_trainer(script: Script) -> dict[str, Any]:
@@ -335,7 +336,7 @@ def loaded_by_trainer(script: Script) -> dict[str, Any]:
     put = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Attribute)]
     given += [one.value for one in put if last_name(one.targets[0]) == INITIAL]
     words = script.value(given[-1]) if given else None
-    return _loading(script, words) if isinstance(words, dict) else {}
+    return loading(script, words) if isinstance(words, dict) else {}
 
 
 INITIAL = "model_init_kwargs"
@@ -361,10 +362,11 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     calls = script.calls("LoraConfig") if calls is None else calls
     if unsloth:
         calls = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
+        if any(script.keywords(one).get("full_finetuning") is True for one in script.calls("from_pretrained")):
+            return {}  # get_peft_model then gives the model back as it is  [unsloth, models/llama.py]
     if not calls:
-        given = [script.keywords(one).get("peft_config") for one in script.calls(*TRAINERS)]
-        return {"use_peft": gap(["use_peft"])} if any(one is not None for one in given) else {}
-    words = script.keywords(calls[0])
+        return without_config(script, script.calls(*TRAINERS), unsloth)
+    words = {**script.keywords(calls[0]), **(script.set_on(calls[0]) if isinstance(script, Running) else {})}
     if words.get("use_dora"):
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
     if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
@@ -375,11 +377,15 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     targets = words.get("target_modules", gap(["lora_target_modules"]) if apart else None)
     if any(one.arg == "target_modules" and _lists_all_linear(script, one.value) for one in calls[0].keywords):
         targets = "all-linear"
+    if unsloth:
+        targets = unsloth_targets(targets, words)
+        found |= {name: words[name] for name in ("qat_scheme",) if words.get(name)}
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
+    found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}
     if unsloth:
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
         found["gradient_checkpointing"] = checkpointing not in (False, None, "False")

@@ -7,8 +7,10 @@ from pathlib import Path
 from planner import library
 from planner.trainers.reading.values import read_text
 
-MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
+MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt", "LICENSE")
 """What lies at the root of a project."""
+WEAK_MARKS = ("README.md",)
+"""What lies there too, and in other folders of projects."""
 ABOVE = 4
 NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "environment*.y*ml")
 """Where projects say what they are installed with."""
@@ -34,9 +36,10 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
 def project_root(path: Path) -> Path:
     """The folder of the project that a file lies in; its own where nothing says."""
     folder = path.resolve().parent
-    for one in (folder, *list(folder.parents)[:ABOVE]):
-        if any((one / mark).exists() for mark in MARKS):
-            return one
+    for marks in (MARKS, WEAK_MARKS):
+        for one in (folder, *list(folder.parents)[:ABOVE]):
+            if any((one / mark).exists() for mark in marks):
+                return one
     return folder
 
 

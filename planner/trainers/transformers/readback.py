@@ -44,7 +44,7 @@ def read(path: Path, said: Given) -> Reading:
         own, kind, notes = settings_of(program, said)
         gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" else None)
         return parse(own, HABITS[kind], gpus, found.sharding, found.program, (*found.notes, *notes))
-    take_program(settings, path, found.program)
+    take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
     if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)
         _require_known_words(path, program, found)

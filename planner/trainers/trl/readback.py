@@ -48,7 +48,7 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
-    take_program(settings, path, script)
+    take_program(settings, path, script, said.num_gpus or found.num_gpus)
     habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, found.sharding, script, found.notes)
 

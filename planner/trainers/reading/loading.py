@@ -1,0 +1,70 @@
+"""What loads a model: its dtype, its kernel of attention, its bits and how it is split."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.running import Running
+from planner.trainers.reading.shell.text import gap, is_open
+
+SPLITS = ("tp_plan", "tp_size", "distributed_config")
+"""Keywords of from_pretrained that split layers over ranks.  [transformers, modeling_utils.py]"""
+QUANTISERS = {"GPTQConfig": "bits", "AwqConfig": "bits", "AutoRoundConfig": "bits", "HqqConfig": "nbits"}
+"""Configurations of other quantisations and what they call their bits."""
+OTHER_QUANTISERS = ("TorchAoConfig", "QuantoConfig", "EetqConfig", "FineGrainedFP8Config", "FbgemmFp8Config", "AqlmConfig",
+                    "VptqConfig", "HiggsConfig", "SpQRConfig", "CompressedTensorsConfig", "Mxfp4Config")  # fmt: skip
+
+NAMES = (("load_in_4bit", "load_in_4bit"), ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
+"""Arguments of TRL and what BitsAndBytesConfig calls them."""
+
+
+def _other_bits(script: Script) -> dict[str, Any] | None:
+    """Bits of a quantisation that is not the one of bitsandbytes: as they are said, else a question; None = there is none."""
+    for name, bits in QUANTISERS.items():
+        for call in script.calls(name):
+            count = script.keywords(call).get(bits, 4)
+            return {f"load_in_{count}bit": True} if count in (4, 8) else {"load_in_8bit": gap(["load_in_8bit"])}
+    for call in script.calls(*OTHER_QUANTISERS):
+        if script.keywords(call).get("dequantize") is True:  # of a checkpoint that lies in 4 bits
+            return {}
+        return {"load_in_4bit": gap(["load_in_4bit"]), "load_in_8bit": gap(["load_in_8bit"])}
+    return None
+
+
+def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = None) -> dict[str, Any]:
+    """Arguments of what loads a model: dtype, kernel of attention and bits."""
+    found: dict[str, Any] = {}
+    dtype = words.get("dtype", words.get("torch_dtype"))
+    if isinstance(dtype, str):
+        found["dtype"] = dtype
+    if (kernel := words.get("attn_implementation")) is not None:
+        found["attn_implementation"] = kernel
+    if words.get("use_flash_attention_2") is True:  # before transformers 4.36
+        found.setdefault("attn_implementation", "flash_attention_2")
+    found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
+    bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
+    if bits is None and given is not None and (other := _other_bits(script)) is not None:
+        return found | other
+    if bits is None and isinstance(given, str):  # made where nobody here looks
+        found |= {ours: gap([theirs]) for ours, theirs in (*NAMES, ("load_in_8bit", "load_in_8bit"))}
+    quantised = script.keywords(bits) if bits is not None and given is not None else given if isinstance(given, dict) else words
+    for ours, theirs in (*NAMES, ("load_in_8bit", "load_in_8bit")):
+        if theirs in quantised or quantised is not words:
+            found[ours] = quantised.get(theirs, False)
+    if quantised is not words and any(one.startswith("**") for one in quantised):  # what these hold is not followed to here
+        found |= {ours: gap([theirs]) for ours, theirs in NAMES if theirs not in quantised}
+    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
+        found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
+    if isinstance(computes := quantised.get("bnb_4bit_compute_dtype"), str) and not is_open(computes):
+        found["bnb_4bit_compute_dtype"] = computes
+    spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
+    if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
+        found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
+    return found
+
+
+def _put_in_keywords(script: Script) -> bool:
+    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
+    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
+    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)

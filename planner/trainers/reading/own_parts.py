@@ -1,0 +1,124 @@
+"""What a Python script makes itself beside its trainer: an optimizer, a model of other sizes, a compiled model, fused losses."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.trainers.reading.fine_tuning import OPTIMIZERS
+from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.running import Running
+from planner.trainers.reading.shell.text import gap
+
+SIZES = re.compile(
+    "num_hidden_layers|hidden_size|intermediate_size|moe_intermediate_size|num_attention_heads|num_key_value_heads|head_dim"
+    "|num_(local_)?experts|n_layers?|n_embd|n_heads?|num_layers"
+)
+"""Fields of a model's configuration that its presets have."""
+
+
+def parts_of(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
+    """Arguments of transformers that stand for what the script makes itself."""
+    found: dict[str, Any] = {}
+    if (named := own_optimizer(script, trainers)) is not None:
+        found["optim"] = named
+    for call in script.calls("compile"):
+        before = not trainers or call.lineno < max(one.lineno for one in trainers)  # behind it the trainer has the other model
+        if ast.unparse(call.func) == "torch.compile" and call.args and "model" in ast.unparse(call.args[0]) and before:
+            found["torch_compile"] = True
+    fused = [one for one in script.names_used() if re.fullmatch(r"apply_liger_kernel_to_\w+|AutoLigerKernelForCausalLM", one)]
+    applied = [one for name in fused for one in (*script.calls(name), *script.calls("from_pretrained"))
+               if last_name(one.func) == name or last_name(getattr(one.func, "value", one)) == name]  # fmt: skip
+    if any(script.keywords(one).get("fused_linear_cross_entropy", True) is True for one in applied):
+        found["use_liger_kernel"] = True
+    return found
+
+
+PARSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse_args", "parse_yaml_file", "parse_json_file", "parse_dict")
+"""Methods that give a program its arguments."""
+ARGUMENTS = re.compile(
+    "per_device_train_batch_size|gradient_accumulation_steps|gradient_checkpointing|bf16|fp16|optim|deepspeed|fsdp|fsdp_config|packing"
+    "|max_length|max_seq_length|model_max_length|use_liger_kernel|torch_compile|padding_free|max_prompt_length|max_completion_length"
+)
+"""Arguments of transformers and TRL that decide time or memory."""
+
+
+def put_by(script: Running) -> dict[str, Any]:
+    """Such arguments that a program sets itself on those it has parsed, whatever its command says."""
+    found: dict[str, Any] = {}
+    for call in script.calls(*PARSES):
+        found |= {name: value for name, value in script.set_on(call).items() if ARGUMENTS.fullmatch(name)}
+    return found
+
+
+def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
+    """The optimizer that a trainer is given, or that its class makes, as its constructor is called; a gap where it is not known;
+    None = the trainer makes it from its arguments."""
+    for call in trainers[:1]:
+        words = {one.arg: one.value for one in call.keywords}
+        pair = _held(script, words.get("optimizers") or words.get("optimizer_cls_and_kwargs"))
+        first = pair.elts[0] if isinstance(pair, ast.Tuple | ast.List) and pair.elts else pair
+        first = _held(script, first)
+        if first is not None and not (isinstance(first, ast.Constant) and first.value is None):
+            return _named(last_name(first.func if isinstance(first, ast.Call) else first))
+        for method in _methods(script, last_name(call.func), "create_optimizer"):
+            made = [last_name(one.func) for one in ast.walk(method) if isinstance(one, ast.Call)]
+            known = [one for one in made if one.lower() in OPTIMIZERS]
+            if "create_optimizer" not in made:  # that of the class above
+                return _named(known[0] if known else "")
+    return None
+
+
+def _named(name: str) -> str:
+    return name.lower() if name.lower() in OPTIMIZERS else gap(["optim"])
+
+
+def _held(script: Running, node: ast.expr | None) -> ast.expr | None:
+    """What a name holds, by its last assignment in the text."""
+    if not isinstance(node, ast.Name):
+        return node
+    made = [one.value for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]
+    return made[-1] if made else node
+
+
+def _methods(script: Running, name: str, method: str) -> Iterator[ast.FunctionDef]:
+    """A method of a class of the script, or of those that it is made from."""
+    made = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
+    waiting, seen = [name], {""}
+    while waiting:
+        one = waiting.pop()
+        if one in made and one not in seen:
+            seen.add(one)
+            yield from (part for part in made[one].body if isinstance(part, ast.FunctionDef) and part.name == method)
+            waiting += [last_name(base) for base in made[one].bases]
+
+
+def other_sizes(script: Running, said: Given) -> list[Question]:
+    """What is asked of a model whose configuration the script changes: its sizes are no longer those of its name."""
+    loads = [(ast.unparse(one.func), script.keywords(one)) for one in script.calls("from_pretrained")]
+    words: list[str] = [name for owner, given in loads if re.search("Config|ForCausalLM", owner) for name in given]
+    words += [last_name(one.targets[0]) for one in ast.walk(script.tree)
+              if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Attribute)
+              and "config" in ast.unparse(one.targets[0]).lower()
+              and script.may_run(one.value) and not _of_sizes(one.value)]  # fmt: skip
+    changed = next((one for one in words if SIZES.fullmatch(one)), None)
+    if changed is None or said.model is not None:
+        return []
+    about = f"the script sets {changed} of its model's configuration: its config.json, or the nearest preset"
+    return [Question(name="--model NAME", about=about)]
+
+
+def _of_sizes(node: ast.expr) -> bool:
+    """Whether a value is made of a size that the model has: config.n_embd = config.hidden_size."""
+    return any(isinstance(one, ast.Attribute) and SIZES.fullmatch(one.attr) for one in ast.walk(node))
+
+
+def default_dtype(script: Running, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The dtype that torch makes weights in, where a load says none: torch.set_default_dtype(torch.bfloat16)."""
+    if words.get("dtype", words.get("torch_dtype")) is not None:
+        return {}
+    for call in script.calls("set_default_dtype"):
+        if call.args and isinstance(dtype := script.value(call.args[0]), str):
+            return {"dtype": dtype}
+    return {}
