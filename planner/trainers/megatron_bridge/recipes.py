@@ -112,11 +112,9 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
     return _followed(function.body, tree, known, constants, depth)
 
 
-def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
-    known = {**_parts(tree), **known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign | ast.AnnAssign)]
-    return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
+def known_to(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The recipes that are known, also as a script calls those that it imports."""
+    return {**_parts(tree), **known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
 
 
 def imported(tree: ast.Module, kind: str = r"\w+_config") -> dict[str, str]:
@@ -131,32 +129,89 @@ def _parts(tree: ast.Module) -> dict[str, dict[str, Any]]:
     return {called: {one: gap([one]) for one in OF_A_PART} for called, name in names.items() if name not in COMMON}
 
 
+class Recipes:
+    """The statements of a recipe or a program one by one: what they leave, by dotted names."""
+
+    def __init__(self, known: Mapping[str, Mapping[str, Any]], tree: ast.Module | None = None, depth: int = 0) -> None:
+        self.known, self.depth = known, depth
+        self.tree = ast.Module([], []) if tree is None else tree
+        self.constants: dict[str, ast.expr] = {}
+
+    def step(self, node: ast.stmt, found: dict[str, Any]) -> None:
+        """Adds to ``found`` what a statement leaves."""
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+            started = self._of_call(node.value)
+            found |= {**started, **found}
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:  # a helper that changes it
+            found |= self._of_call(node.value)
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            return
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name):
+            if isinstance(node.value, ast.Call):
+                started = self._of_call(node.value)
+                held = found if last_part(node.value) == "ConfigContainer" else {}  # made of parts that were changed before
+                found |= {**started, **{one: value for one, value in held.items() if one in started}}
+            elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
+                found |= _keywords(_items(node.value), self.constants)
+            self.constants[target.id] = node.value
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            held_dict = self.constants.get(target.value.id)
+            if isinstance(held_dict, ast.Dict):
+                self.constants[target.value.id] = ast.Dict([*held_dict.keys, target.slice], [*held_dict.values, node.value])
+        elif isinstance(target, ast.Attribute) and (place := self.place_of(target)) is not None:
+            if place == "model" and isinstance(node.value, ast.Call):
+                found |= self._of_call(node.value)
+            found |= _assigned(place, node.value, self.constants)
+
+    def bind(self, function: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> None:
+        """Names the parts of a configuration that a function is given as its parameters."""
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        given = [*zip(names, call.args, strict=False), *((one.arg or "", one.value) for one in call.keywords)]
+        for name, value in given:
+            if getattr(value, "id", "") != name:
+                self.constants.pop(name, None)
+                if isinstance(value, ast.Attribute | ast.Name):
+                    self.constants[name] = value
+
+    def place_of(self, node: ast.expr, deepest: int = 6) -> str | None:
+        """The place of an attribute below the configuration: cfg.model.a, or a of what stands for cfg.model."""
+        root, _, place = ast.unparse(node).partition(".") if isinstance(node, ast.Attribute | ast.Name) else ("", "", "")
+        value = self.constants.get(root)
+        section = ""
+        if _is_provider(value):
+            section = "model"
+        elif isinstance(value, ast.Call):
+            section = next((one for kind, one in CLASSES.items() if re.fullmatch(kind, last_part(value))), "")
+        elif isinstance(value, ast.Attribute | ast.Name) and deepest:
+            section = self.place_of(value, deepest - 1) or ""
+        return ".".join(one for one in (section, place) if one) or None
+
+    def _of_call(self, call: ast.Call) -> dict[str, Any]:
+        return _started(call, self.tree, self.known, self.constants, self.depth)
+
+
+CLASSES = {
+    "TrainingConfig": "train", "DistributedDataParallelConfig": "ddp", "OptimizerConfig": "optimizer", "LoRA": "peft",
+    "CommOverlapConfig": "comm_overlap", r"\w*DatasetConfig": "dataset", "DistributedInitConfig": "dist",
+    "MixedPrecisionConfig|bf16_mixed|fp16_mixed": "mixed_precision",
+}  # fmt: skip
+"""Classes of the sections of a configuration."""
+
+
+def last_part(call: ast.Call) -> str:
+    """The last name of what a call calls."""
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
 def _followed(
     body: list[Any], tree: ast.Module, known: Mapping[str, Mapping[str, Any]], constants: Mapping[str, ast.expr], depth: int
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    constants = dict(constants)
+    recipes = Recipes(known, tree, depth)
+    recipes.constants |= constants
     for node in body:
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            found = {**_started(node.value, tree, known, constants, depth), **found}
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:  # a helper that changes it
-            found |= _started(node.value, tree, known, constants, depth)
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if isinstance(target, ast.Name):
-            constants[target.id] = node.value
-            if isinstance(node.value, ast.Call):
-                found |= _started(node.value, tree, known, constants, depth)
-            elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
-                found |= _keywords(_items(node.value), constants)
-            continue
-        root, _, place = ast.unparse(target).partition(".")
-        if place:
-            place = f"model.{place}" if _is_provider(constants.get(root)) else place
-            if place == "model" and isinstance(node.value, ast.Call):
-                found |= _started(node.value, tree, known, constants, depth)
-            found |= _assigned(place, node.value, constants)
+        recipes.step(node, found)
     return found
 
 

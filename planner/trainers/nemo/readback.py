@@ -9,7 +9,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.trainers.megatron_bridge.readback import parse
+from planner.trainers.megatron_bridge.of_settings import parse
 from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision

@@ -10,7 +10,7 @@ from planner.trainers import SERVERS, having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
-from planner.trainers.reading.programs import starts_a_trainer, trains_with
+from planner.trainers.reading.programs import started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -29,6 +29,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
     if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
+    if run and started_with(path, run, "Megatron-Bridge"):
+        fits = ["megatron-bridge"]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
     if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):
