@@ -13,7 +13,7 @@ from planner.trainers.reading import python_text
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question
 from planner.trainers.reading.python_text import is_main, last_name, option_names
 from planner.trainers.reading.settings import beside, rooted
-from planner.trainers.reading.shell.text import gap, is_open, roots, shown_text
+from planner.trainers.reading.shell.text import CLOSE, OPEN, gap, is_open, roots, shown_text
 from planner.trainers.reading.training_scripts import WithModules
 
 MOST_INLINED = 8
@@ -51,7 +51,7 @@ class Program(WithModules):
             for one in [one for one in self.functions.values() if one.name not in self._ran]:
                 self._block(one.body)
         self._take_words()
-        return self.found
+        return {"model.hf": "", **self.found} if self.found else {}
 
     def notes(self) -> tuple[str, ...]:
         """Which options were taken at their defaults."""
@@ -219,8 +219,10 @@ class Program(WithModules):
                 return isinstance(node.ops[0], ast.IsNot | ast.NotEq)
             found = None if _OPEN in (left, right) else python_text.compared(node.ops[0], left, right)
             return _OPEN if found is None else found
-        value = self._sure(node)
-        return value if value is _OPEN else bool(value)
+        value = self.value(node)
+        if isinstance(value, str) and is_open(value):  # a path below a folder that is not known is one all the same
+            return True if shown_text(re.sub(f"{OPEN}[^{CLOSE}]*{CLOSE}", "", value)) else _OPEN
+        return bool(value)
 
     def _section(self, node: ast.expr) -> bool:
         place = self.recipes.place_of(node)

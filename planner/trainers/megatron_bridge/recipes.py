@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.trainers.reading.shell.text import gap
+from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.values import read_text
 
 PACKAGE = "megatron.bridge.recipes."
 COMMON: dict[str, dict[str, Any]] = {
     "_pretrain_common": {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096},
-    "_sft_common": {"train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048},
+    "_sft_common": {
+        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "ddp.overlap_grad_reduce": False,
+    },
     "_peft_common": {
-        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "peft": "lora", "peft.dim": 32,
+        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "ddp.overlap_grad_reduce": False,
+        "peft": "lora", "peft.dim": 32,
     },
 }  # fmt: skip
 """Where all recipes start.  [recipes/common.py]"""
@@ -52,13 +55,17 @@ DECISIVE = (
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
     "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
     "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
-    "dist.use_torch_fsdp2",
+    "dist.use_torch_fsdp2", *(f"mixed_precision.{one}" for one in (
+        "grad_reduce_in_fp32", "fp8", "fp8_recipe", "fp8_param", "fp8_param_gather", "fp4", "fp16", "fp8_dot_product_attention",
+        "fp8_multi_head_attention")),
+    "comm_overlap.overlap_grad_reduce", "optimizer.use_distributed_optimizer", "model.use_transformer_engine_op_fuser",
+    "dataset.packed_sequence_size",
 )  # fmt: skip
 """Settings that decide a plan."""
 
 SIZES = re.compile(
     r"model\.(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|num_moe_experts"
-    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size|hybrid_\w+|mamba_\w+)"
+    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size|hybrid_(?!context_parallel)\w+|mamba_\w+)"
 )
 """Settings that make another model of it."""
 
@@ -226,14 +233,27 @@ def _started(
         return {**settings_of(tree, name, known, depth + 1), **keywords}
     if name == "ConfigContainer":
         parts = {key: value for one in call.keywords for key, value in _assigned(one.arg or "", one.value, constants).items()}
-        without = not any(one.arg == "mixed_precision" for one in call.keywords)  # its recipe adds gradients up in fp32
-        usual = {"ddp.grad_reduce_in_fp32": False, "ddp.use_distributed_optimizer": False} if without else {}
-        return {**usual, **parts}
+        return {**_container(call, constants), **parts}
     if "ModelProvider" in name and "." not in full:
         return {"model.hf": "", "model.tensor_model_parallel_size": 1, **keywords}
     if full in known or name in ("pretrain_config", "finetune_config"):
         return {**known.get(full, {one: gap([one]) for one in UNSAID}), **keywords}
     return {**COMMON.get(name, {}), **known.get(name, {}), **keywords} if name in COMMON or name in known else {}
+
+
+def _container(call: ast.Call, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
+    """Defaults of the sections that a configuration is put together from, where they are not those of recipes."""
+    parts = [(one.arg, one.value) for one in call.keywords]
+    given = {name: constants.get(value.id, value) if isinstance(value, ast.Name) else value for name, value in parts}
+    kinds = {name: last_part(value) for name, value in given.items() if isinstance(value, ast.Call)}
+    found: dict[str, Any] = {}
+    if "mixed_precision" not in given:
+        found |= {"mixed_precision": None, "ddp.grad_reduce_in_fp32": False}
+    if kinds.get("ddp") == "DistributedDataParallelConfig" or "ddp" not in given:
+        found |= {"ddp.use_distributed_optimizer": False, "ddp.overlap_grad_reduce": False}
+    if kinds.get("optimizer") == "OptimizerConfig" or "optimizer" not in given:
+        found["optimizer.use_distributed_optimizer"] = False
+    return found
 
 
 def _given(call: ast.Call, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.expr]]:
@@ -303,7 +323,13 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
         return {name: _value(node, constants, name) for name, node in named.items() if name in DECISIVE}
     if place in ("dataset.seq_length", "dataset.sequence_length"):  # that of the model, as Megatron-Bridge insists
         return {one: _value(value, constants, one) for one in ("dataset.seq_length", "model.seq_length")}
-    return {place: _value(value, constants, place)} if place in DECISIVE else {}
+    if place == "comm_overlap" and isinstance(value, ast.Constant) and value.value is None:
+        return {"comm_overlap.tp_comm_overlap": None, "comm_overlap.overlap_moe_expert_parallel_comm": None}
+    if place in DECISIVE:
+        return {place: _value(value, constants, place)}
+    known = re.fullmatch(r"(model|ddp|optimizer|comm_overlap|mixed_precision|peft|dist)\.\w+|dataset\.\w*pack\w*(\.\w+)?", place)
+    plain = _value(value, constants, place)  # what no list names counts where its text says it
+    return {} if known is None or (isinstance(plain, str) and is_open(plain)) else {place: plain}
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr], place: str) -> Any:
