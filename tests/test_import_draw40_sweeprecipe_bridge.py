@@ -40,7 +40,8 @@ def test_either_section_switches_the_distributed_optimizer_on(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "overlaps"),
     [
-        ("", True), ("ddp.overlap_grad_reduce=false", False), ("ddp.overlap_grad_reduce=false comm_overlap.tp_comm_overlap=false", True),
+        ("", True), ("ddp.overlap_grad_reduce=false", False),
+        ("ddp.overlap_grad_reduce=false comm_overlap.tp_comm_overlap=false", True),
         ("comm_overlap.tp_comm_overlap=false comm_overlap.overlap_grad_reduce=false", False),
     ],
 )  # fmt: skip
@@ -51,7 +52,8 @@ def test_the_section_of_overlaps_overwrites_that_of_gradients(tmp_path: Path, wo
 @pytest.mark.parametrize(
     ("words", "precision", "eight_bits"),
     [
-        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "fp8", True), ("mixed_precision=bf16_with_mxfp8_mixed", "mxfp8", True),
+        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "fp8", True),
+        ("mixed_precision=bf16_with_mxfp8_mixed", "mxfp8", True),
         ("mixed_precision=bf16_with_fp8_subchannel_scaling_mixed", "fp8_block", False), ("model.fp8=hybrid", "bf16", False),
         ("+mixed_precision.fp8=hybrid +mixed_precision.fp8_recipe=blockwise", "fp8_block", False),
         ("+mixed_precision.fp8=hybrid +mixed_precision.fp8_param_gather=false", "fp8", False),
@@ -93,7 +95,8 @@ def test_recompute_offload_and_packing_of_megatron_bridge(tmp_path: Path) -> Non
 
 
 def test_a_layout_says_how_many_virtual_stages_there_are(tmp_path: Path) -> None:
-    words = "model.pipeline_model_parallel_size=2 model.context_parallel_size=1 'model.pipeline_model_parallel_layout=Et*8|t*8|t*8|t*8L'"
+    layout = "'model.pipeline_model_parallel_layout=Et*8|t*8|t*8|t*8L'"
+    words = f"model.pipeline_model_parallel_size=2 model.context_parallel_size=1 {layout}"
     assert _over(tmp_path, words).fields["vpp"] == 2
 
 

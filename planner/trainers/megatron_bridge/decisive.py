@@ -32,14 +32,14 @@ SAME = {
     "moe_ffn_hidden_size": "expert_ffn_size", "moe_router_topk": "top_k", "vocab_size": "vocab_size", "q_lora_rank": "q_lora_rank",
     "moe_shared_expert_intermediate_size": "shared_expert_ffn_size", "kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim",
     "qk_head_dim": "qk_nope_head_dim", "qk_pos_emb_head_dim": "qk_rope_head_dim", "multi_latent_attention": "is_mla",
-    "add_bias_linear": "linear_bias", "add_qkv_bias": "qkv_bias", "gated_linear_unit": "gated", "position_embedding_type": "position",
-    "attention_output_gate": "attention_gate",
+    "add_bias_linear": "linear_bias", "add_qkv_bias": "qkv_bias", "gated_linear_unit": "gated",
+    "position_embedding_type": "position", "attention_output_gate": "attention_gate",
 }  # fmt: skip
 """Fields of a model provider that a model has under another name."""
 BUILT = ("num_layers", "ffn_hidden_size", "num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk")
 """Those with which the model of a recipe is built otherwise, all else as it is."""
 NOT_PRICED = {
-    "ddp.num_distributed_optimizer_instances": (1, None), "model.fine_grained_activation_offloading": (), "model.moe_paged_stash": (),
+    "ddp.num_distributed_optimizer_instances": (1,), "model.fine_grained_activation_offloading": (), "model.moe_paged_stash": (),
     "model.fp32_residual_connection": (), "model.distribute_saved_activations": (), "model.mtp_standalone": (),
     "model.num_microbatches_with_partial_activation_checkpoints": (), "model.hybrid_context_parallel": (),
     "model.cpu_offloading_weights": (), "model.tensor_parallel_num_weight_shards": (1,), "model.gtp_weight_remat_size": (1,),
@@ -55,8 +55,8 @@ Built = tuple[dict[str, Any], ModelSpec | None, list[Question], tuple[str, ...]]
 
 
 def without_layers(settings: Mapping[str, Any], model: ModelSpec | None, said: bool) -> Built:
-    """(settings without those of layers, the model with them, what is asked, notes): a number that the model has is not its own;
-    ``said``: the user names the model."""
+    """(Settings without those of the layers, the model with them, what is asked, notes); what the model has by itself is no size of
+    its own. ``said``: the user names the model."""
     named = [one for one in settings if SIZES.fullmatch(one) or (LAYERS.fullmatch(one) and _says(settings[one]))]
     rest = {name: value for name, value in settings.items() if name not in named}
     own = [one for one in named if settings[one] is not None and not (model is not None and _has(model, one, settings[one]))]
