@@ -29,7 +29,8 @@ def _whole(folder: Path, more: str = "") -> Reading:
 
 def test_context_parallelism_sends_as_its_variable_says(tmp_path: Path) -> None:
     assert _adapters(tmp_path, "CP_COMM_TYPE=a2a").fields["cp_method"] == CpMethod.A2A
-    conf = "model:\n  tensor_model_parallel_size: ${oc.decode:${oc.env:TP,1}}\n  cp_comm_type: ${oc.decode:${oc.env:CP_COMM_TYPE,'a2a'}}\n"
+    conf = "model:\n  tensor_model_parallel_size: ${oc.decode:${oc.env:TP,1}}\n"
+    conf += "  cp_comm_type: ${oc.decode:${oc.env:CP_COMM_TYPE,'a2a'}}\n"
     written(tmp_path, conf, "llama2_70b_lora/conf/tuning.yaml")
     assert _adapters(tmp_path).fields["cp_method"] == CpMethod.A2A
 

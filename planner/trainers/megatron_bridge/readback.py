@@ -138,7 +138,9 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     require_no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
     call = data.get("recipe")
     if call is None:
-        said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))
+        hub = str((data.get("model") or {}).get("hf_model_id") or "") if isinstance(data.get("model"), Mapping) else ""
+        like = tuple(name for name, one in known.items() if hub and one.get("model.hf") == hub and "gpu_" not in name)
+        said.questions.append(Question(name="recipe", about="the recipe that these settings go over", choices=like))
     call = call if isinstance(call, Mapping) else {"_target_": call or next(iter(known))}
     target = str(call.get("_target_", "")).rpartition(".")[2]
     if not target:

@@ -16,9 +16,11 @@ from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, sett
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.programs import program_file, started_with
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.settings import parsed
+from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.values import read_text
 
@@ -52,7 +54,7 @@ def read(path: Path, said: Given) -> Reading:
     elif re.search(hydra.LAUNCHER, text):
         return hydra.of_launcher(path, said)
     else:
-        settings, notes = _of_command(path, said), ()
+        settings, notes = _started(path, said) or (_of_command(path, said), ())
     return _reading(path, said, settings, notes)
 
 
@@ -195,6 +197,20 @@ def _factories(script: Script) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
+
+
+def _started(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+    """A program of the project under the options of the command that starts it; None = it starts none."""
+    commands = evaluate(read_text(path), str(path), said.settings, path.parent).commands
+    own = started_with(path, "\n".join(" ".join(one.words) for one in commands), "NeMo")
+    if not own:
+        return None
+    found = launched(path, said, "|".join(map(re.escape, own)))
+    file = program_file(path, found.program)
+    assert file is not None
+    options = {name: str(value) for name, value in found.settings.items()}
+    settings, notes = _of_script(file, said.with_settings({**options, **said.settings}))
+    return settings, (*found.notes, f"{file.name} is followed under the options of its command", *notes)
 
 
 def _of_command(path: Path, said: Given) -> dict[str, Any]:

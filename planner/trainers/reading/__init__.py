@@ -29,8 +29,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
     if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
-    if run and started_with(path, run, "Megatron-Bridge"):
-        fits = ["megatron-bridge"]
+    if run and (named := next((one for one in FOLLOWED if started_with(path, _run(path, text, said, MOST_ARGUMENTS), one)), None)):
+        fits = [FOLLOWED[named]]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
     if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):
@@ -62,6 +62,8 @@ def _counted(path: Path, text: str, said: Given) -> Given:
     return said.with_settings({**said.settings, named[1]: str(said.num_gpus)})
 
 
+FOLLOWED = {"Megatron-Bridge": "megatron-bridge", "NeMo": "nemo"}
+"""Libraries whose programs are followed under the options of the command that starts them -> their reader."""
 OWN_NUMBER = re.compile(
     r"^[ \t]*(?:export +)?((?:NUM_|N_?)?(?:GPUS?|PROC(?:ESSE)?S?)(?:_NUM|_COUNT)?)=[\"']?\$\{\1:-\d+\}", re.MULTILINE
 )

@@ -65,7 +65,7 @@ def started_with(script: Path, commands: str, library: str) -> list[str]:
     for one in list(names)[:MOST_PROGRAMS]:
         file = program_file(script, one)
         text = read_text(file) if file is not None else ""
-        if trains_with(text) == library and re.search(r"\b(pretrain|finetune|train)\b *[(,]", text):
+        if trains_with(text) == library and re.search(r"\b((pretrain|finetune)(_recipe)?|train)\b *[(,]", text):
             found.append(one)
     return found
 
