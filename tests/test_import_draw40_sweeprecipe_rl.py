@@ -49,12 +49,14 @@ def test_options_of_megatron_in_nemo_rl(tmp_path: Path, more: str, option: str) 
 )
 def test_what_no_plan_of_nemo_rl_has(tmp_path: Path, name: str) -> None:
     more = f"{name}: true" + ("}" if "{" in name else "")
-    with pytest.raises(PlannerError, match=rf"{name.rpartition('{')[2]} decides memory or degrees and is not priced; --set policy\."):
+    says = rf"{name.rpartition('{')[2]} decides memory or degrees and is not priced; --set policy\."
+    with pytest.raises(PlannerError, match=says):
         _of(tmp_path, more, True)
 
 
 def test_sizes_laid_over_a_model_of_nemo_rl(tmp_path: Path) -> None:
-    for core, more, extra in ((False, "", "  hf_config_overrides: {num_hidden_layers: 4}"), (True, "model_overrides: {num_layers: 4}", "")):
+    fewer = "  hf_config_overrides: {num_hidden_layers: 4}"
+    for core, more, extra in ((False, "", fewer), (True, "model_overrides: {num_layers: 4}", "")):
         found = _of(tmp_path, more, core, extra)
         assert found.model is not None and found.model.num_layers == 4 and not found.questions
     assert asked_for(_of(tmp_path, "", False, "  hf_config_overrides: {hidden_size: 64}")) == ["--model NAME"]

@@ -85,7 +85,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         sequence_length=length, precision=effective.precision(given), optimizer=_optimizer(given),
         lora_rank=given.size("peft.dim", 32) if adapters else 0,
         lora_targets=_targets(given) if adapters else "all",
-        frozen_weights=_frozen(given, trainer) if adapters else None, expert_imbalance=evenly,
+        frozen_weights=_frozen(given) if adapters else None, expert_imbalance=evenly,
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])),
         notes=(*noted, *own, *notes, *packed, *changed, *(_adapters(given) if adapters else ())),
     )  # fmt: skip
@@ -129,8 +129,8 @@ def _length(given: Settings) -> tuple[int | None, tuple[str, ...]]:
     return size, (f"samples are packed into sequences of {size} tokens",)
 
 
-def _frozen(given: Settings, trainer: str) -> str:
-    return "fp8" if trainer == "megatron-bridge" and effective.weights_in_fp8(given) else "bf16"
+def _frozen(given: Settings) -> str:
+    return "fp8" if effective.weights_in_fp8(given) else "bf16"
 
 
 def _adapters(given: Settings) -> tuple[str, ...]:
@@ -202,6 +202,9 @@ def _laid_out(given: Settings, layers: int, pp: int, vpp: int) -> dict[str, int]
     """Layers of the first and last stage by the layout that is written; where none is and they do not divide, the recipe has one of
     its own, whose last stage takes what is left.  [recipes/deepseek/deepseek_v3.py, recipes/kimi/kimi_k2.py]"""
     chunks = _chunks(given)
+    if chunks and (len(chunks) % pp or sum(chunks) != layers):
+        where = given.where("model.pipeline_model_parallel_layout")
+        raise PlannerError(f"{where} has {len(chunks)} stages and {sum(chunks)} layers; the job has {pp} ranks and {layers} layers")
     if len(chunks) == pp * vpp and sum(chunks) == layers:
         ends = stage_ends([sum(chunks[rank::pp]) for rank in range(pp)], given.where("model.pipeline_model_parallel_layout"))
         return {name.removesuffix("_stage_layers"): count for name, count in ends.items()}
@@ -251,8 +254,7 @@ def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:
         "fused_experts": "on" if given.flag("model.use_transformer_engine_op_fuser") else "off",
         "fp8_attention": "on" if attention else "off",
     }  # fmt: skip
-    sharded = trainer == "megatron-bridge" and effective.shards_states(given) and not given.get("peft")
-    if sharded and effective.weights_in_fp8(given):
+    if effective.shards_states(given) and not given.get("peft") and effective.weights_in_fp8(given):
         options["fp8_param_gather"] = "on"
     if str(given.get("model.transformer_impl")) == "local":
         options["transformer_impl"] = "local"
@@ -265,8 +267,9 @@ def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:
     if any(given.above_zero(f"model.{one}_dropout") for one in ("hidden", "attention")):
         options["dropout"] = "on"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
-        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
-        options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
+        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off"}
+        more = ("gradient_overlap", "loss_fusion", "attention_kernel", "fp8_param_gather")
+        options = {name: options[name] for name in ("gradient_dtype", *usual, *more) if options.get(name) != usual.get(name)}
         if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
             options["tp_overlap"] = "off"
         if given.above_zero("peft.dropout") and given.get("peft"):

@@ -36,7 +36,7 @@ ARGUMENTS = {
 CLASSES = {
     "MegatronStrategy": "trainer.strategy", "Trainer": "trainer", "MegatronMixedPrecision": "plugins",
     "OptimizerConfig": "optim.config", "DistributedDataParallelConfig": "strategy.ddp", "LoRA": "peft",
-    "MegatronCommOverlapCallback": "comm_overlap",
+    "MegatronCommOverlapCallback": "comm_overlap", "PackedSequenceSpecs": "data",
 }  # fmt: skip
 """Classes, and the places of a recipe where their arguments stand."""
 WORDS = {"pretrain": "pretrain", "finetune": "lora"}
@@ -59,7 +59,11 @@ def read(path: Path, said: Given) -> Reading:
 
 
 def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:
+    said_so = settings.get("ddp.grad_reduce_in_fp32")
     settings = with_precision({name: value for name, value in settings.items() if value is not None})
+    if said_so in (True, False) and settings["ddp.grad_reduce_in_fp32"] != said_so:
+        notes = (*notes, f"ddp.grad_reduce_in_fp32={str(said_so).lower()} is overwritten by the plugin of mixed precision")
+    settings["optimizer.use_distributed_optimizer"] = settings.get("ddp.use_distributed_optimizer", True)
     nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
@@ -92,7 +96,7 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
     fast = given.get("performance_mode") is True
     found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
     called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
-    return {"nodes": 1, "devices": 8, **found, **called}
+    return {"nodes": 1, "devices": 8, "mixed_precision": "bf16_mixed", **found, **called}
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
@@ -132,6 +136,8 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
         found["model.hf"] = model
     for place, value in script.places().items():
         name = setting_of(place)
+        if name == "peft" and value is not None:  # a class, which is read where it is made
+            continue
         if name in found and (value is not None or script.sets(place)):  # None takes back what the recipe says
             found[name] = gap([name]) if isinstance(value, str) and is_open(value) else value
         elif name is not None and value is not None:
@@ -163,6 +169,7 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
                 found["peft"] = "lora"
             elif name == "OptimizerConfig" and not started:
                 found.setdefault("ddp.use_distributed_optimizer", False)
+    found |= {"peft": name.lower() for name in ("DoRA", "CanonicalLoRA") if script.built(name)}
     modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]
     for call in modules[:1]:
         words = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8} | script.keywords(call)

@@ -1,0 +1,87 @@
+"""Settings of NeMo 2 one by one, and scripts that start its programs."""
+
+from pathlib import Path
+
+import pytest
+from import_files import written
+
+from planner.errors import PlannerError
+from planner.layout import Order
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+TEXT = (
+    "import nemo_run as run\nfrom nemo.collections import llm\n"
+    "recipe = llm.{}.{}_recipe(name='own', dir='out', num_nodes=2, num_gpus_per_node=8)\n{}\nrun.run(recipe)\n"
+)
+
+
+def _of(folder: Path, more: str, recipe: str = "mixtral_8x7b", kind: str = "pretrain") -> Reading:
+    return read(written(folder, TEXT.format(recipe, kind, more), "own.py"), None, Given())
+
+
+def test_the_plugin_says_how_gradients_are_added_up(tmp_path: Path) -> None:
+    found = _of(tmp_path, "recipe.trainer.strategy.ddp.grad_reduce_in_fp32 = False")
+    assert "gradient_dtype=fp32" in found.trainer and any("is overwritten" in one for one in found.notes)
+    assert "gradient_dtype=bf16" in _of(tmp_path, "recipe.trainer.plugins.grad_reduce_in_fp32 = False").trainer
+
+
+def test_the_optimizer_says_whether_states_are_shared(tmp_path: Path) -> None:
+    assert _of(tmp_path, "recipe.trainer.strategy.ddp.use_distributed_optimizer = False").fields["zero"] == 1
+    assert _of(tmp_path, "recipe.optim.config.use_distributed_optimizer = False").fields["zero"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "option"),
+    [
+        ("recipe.trainer.strategy.ddp.overlap_grad_reduce = False", "gradient_overlap=off"),
+        ("recipe.model.config.attention_backend = 'unfused'", "attention_kernel=unfused"),
+        ("recipe.model.config.cross_entropy_loss_fusion = False", "loss_fusion=off"),
+        ("recipe.model.config.overlap_moe_expert_parallel_comm = True", "expert_overlap=on"),
+        ("recipe.trainer.plugins.fp8 = 'hybrid'\nrecipe.trainer.plugins.fp8_params = True", "fp8_param_gather=on"),
+    ],
+)  # fmt: skip
+def test_options_of_nemo_2(tmp_path: Path, more: str, option: str) -> None:
+    assert option in _of(tmp_path, more).trainer.split("+") and option not in _of(tmp_path, "").trainer.split("+")
+
+
+def test_places_of_nemo_2(tmp_path: Path) -> None:
+    assert _of(tmp_path, "recipe.trainer.strategy.use_tp_pp_dp_mapping = True").fields["order"] == Order.TP_CP_EP_PP_DP
+    with pytest.raises(PlannerError, match="ddp.num_distributed_optimizer_instances decides memory"):
+        _of(tmp_path, "recipe.trainer.strategy.num_distributed_optimizer_instances = 2")
+    with pytest.raises(PlannerError, match="has 2 stages and 32 layers; the job has 4 ranks"):
+        _of(tmp_path, "recipe.trainer.strategy.pipeline_model_parallel_layout = 'Et*16|t*16L'")
+
+
+def test_adapters_and_packing_of_nemo_2(tmp_path: Path) -> None:
+    assert _of(tmp_path, "", "llama3_8b", "finetune").lora_rank
+    assert not _of(tmp_path, "recipe.peft = None", "llama3_8b", "finetune").lora_rank
+    with pytest.raises(PlannerError, match="peft is 'dora'"):
+        _of(tmp_path, "recipe.peft = run.Config(llm.peft.DoRA)", "llama3_8b", "finetune")
+    packed = "recipe.data.packed_sequence_specs = run.Config(PackedSequenceSpecs, packed_sequence_size=4096)"
+    assert _of(tmp_path, packed, "llama3_8b", "finetune").sequence_length == 4096
+
+
+PROGRAM = """
+import argparse
+import nemo_run as run
+from nemo.collections import llm
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--peft", default="lora")
+    args = parser.parse_args()
+    recipe = llm.llama3_8b.finetune_recipe(num_nodes=args.nodes, num_gpus_per_node=8, peft_scheme=args.peft)
+    recipe.trainer.strategy.tensor_model_parallel_size = args.tp
+    run.run(recipe)
+main()
+"""
+
+
+def test_a_program_of_nemo_2_under_the_options_of_its_command(tmp_path: Path) -> None:
+    written(tmp_path, PROGRAM, "tune.py")
+    found = read(written(tmp_path, "N=2\npython tune.py --nodes $N --tp 2 --peft none\n", "run.sh"), None, Given())
+    assert [found.fields["tp"], found.num_gpus, found.lora_rank] == [2, 16, 0]
+    assert any("tune.py is followed" in one for one in found.notes)
