@@ -282,6 +282,10 @@ def _optimizer(given: Settings) -> str:
     aware = given.flag("optimizer.use_precision_aware_optimizer")
     named = [str(given.get(f"optimizer.{one}") or "fp32") for one in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")]
     states, second, main = [STATE_TYPES.get(one, one) if aware else "fp32" for one in named]
+    if main == "fp16":
+        about = "master weights in fp16 are not modelled; in fp32 each that a rank holds takes 2 bytes more than it does"
+        given.ask(Question(name="optimizer.main_params_dtype", about=about, choices=("fp32",)))
+        main = "fp32"
     if main != "fp32" or (second != states and "optimizer.exp_avg_sq_dtype" in given.data):
         where = given.where("optimizer.main_params_dtype" if main != "fp32" else "optimizer.exp_avg_sq_dtype")
         types = f"moments in {states} and {second}, master weights in {main}"

@@ -40,6 +40,8 @@ OTHERS = ("mixed_precision", "scheduler", "checkpoint", "logger", "tokenizer", "
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 BY_NAME = r"\S*run_recipe\.py"
 """The program of Megatron-Bridge that starts a recipe by its name."""
+TRAINS = ("pretrain", "finetune", "train", "ConfigContainer", "TrainingConfig")
+"""What a program uses that trains."""
 PUBLISHED = ("the recipe is as Megatron-Bridge of 2026-11 publishes it",)
 
 def read(path: Path, said: Given) -> Reading:
@@ -188,6 +190,9 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
     if not recipes:
         known = _with_one_like_it(path, tree, said, with_modules_beside(path, tree, known))
         program = Program(path, said, known_to(tree, known), _merged)
+        names = {*program.names_used()}
+        if not names & {*TRAINS} and not any(one in known for one in names):
+            raise PlannerError(f"{path}: it starts no training and takes no recipe: {', '.join(TRAINS[:2])} of Megatron-Bridge would")
         return program.started({}, {}), (*program.notes(), *PUBLISHED * bool(imported(tree)))
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), ()
 

@@ -95,6 +95,8 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
         raise PlannerError(f"{path}: {start}_recipe of {name} has no {kind} training that is known; it has {has}")
     fast = given.get("performance_mode") is True
     found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
+    if "ddp.grad_reduce_in_fp32" in found:  # its plugin says so
+        found["plugin.grad_reduce_in_fp32"] = found.pop("ddp.grad_reduce_in_fp32")
     called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
     return {"nodes": 1, "devices": 8, "mixed_precision": "bf16_mixed", **found, **called}
 
@@ -120,6 +122,8 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
         start = last_name(call.func).removesuffix("_recipe")
         words = script.keywords(call)
         found = _published(path, said, names[0], start, words)
+        if "trainer.plugins" in script.places():  # another one in its place
+            found = {name: value for name, value in found.items() if not name.startswith("plugin.")}
         notes += [f"what {one} gives the recipe is not read" for one in words if one.startswith("**")]
         notes.append(f"recipe {names[0]}, {start}, as NeMo 2.5 publishes it")
         if len(starts) > 1:
