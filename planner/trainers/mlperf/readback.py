@@ -86,8 +86,8 @@ def read(path: Path, given: Given) -> Reading:
     if lora and not values.keys() & set(FROZEN):
         values |= {key.upper(): values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
     strangers = words.strangers(values, script.variables.values, arguments)
-    questions = [*_questions(script, values, said, length, lora), *words.questions(values, strangers, lora)]
-    questions += words.other_sizes(values, said.spec()) if said.model and given.model is None else []
+    sizes = words.other_sizes(values, said.spec()) if said.model and given.model is None else []
+    questions = [*_questions(script, values, said, length, lora), *words.questions(values, strangers, lora), *sizes]
     staged = values.get("PIPELINE_MODEL_PARALLEL", "1") not in ("", "1")
     if staged and not lora and not (conf and not script.missing) and not values.keys() & {"INTERLEAVED_PIPELINE", "VP"}:
         about = "virtual stages of a rank; 12 in the YAML of NVIDIA's implementations where it is not set"
@@ -110,8 +110,7 @@ def read(path: Path, given: Given) -> Reading:
     found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": whole}
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
-    reading = reading_of(found, said)
-    reading = _noted(path, reading, values, script, place, bool(mapped))
+    reading = _noted(path, reading_of(found, said), values, script, place, bool(mapped))
     reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
         on = words.fp8_attention(values)
