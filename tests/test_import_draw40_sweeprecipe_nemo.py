@@ -85,3 +85,29 @@ def test_a_program_of_nemo_2_under_the_options_of_its_command(tmp_path: Path) ->
     found = read(written(tmp_path, "N=2\npython tune.py --nodes $N --tp 2 --peft none\n", "run.sh"), None, Given())
     assert [found.fields["tp"], found.num_gpus, found.lora_rank] == [2, 16, 0]
     assert any("tune.py is followed" in one for one in found.notes)
+
+
+YAML = (
+    "run: {name: gpt3_175b}\ntrainer: {num_nodes: 16, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 1\n  global_batch_size: 256\n"
+    "  tensor_model_parallel_size: 8\n  pipeline_model_parallel_size: 2\n  encoder_seq_length: 2048\n  max_position_embeddings: 2048\n"
+    "  num_layers: 96\n  hidden_size: 12288\n  num_attention_heads: 96\n  optim: {name: distributed_fused_adam}\n"
+)
+
+
+def _yaml(folder: Path, more: str) -> Reading:
+    return read(written(folder, f"{YAML}  {more}\n", "gpt3_175b.yaml"), "nemo", Given())
+
+
+def test_keys_of_nemo_1_that_megatron_calls_the_same(tmp_path: Path) -> None:
+    assert "cuda_graphs=layers" in _yaml(tmp_path, "enable_cuda_graph: true").trainer
+    assert _yaml(tmp_path, "account_for_loss_in_pipeline_split: true").fields["last_stage_layers"] == 47
+    found = _yaml(tmp_path, "cpu_offloading: true\n  cpu_offloading_num_layers: 4")
+    assert [found.fields[one] for one in ("offload_activations", "offload_layers")] == [1, 4]
+    assert _yaml(tmp_path, "use_tp_pp_dp_mapping: true").fields["order"] == Order.TP_CP_EP_PP_DP
+
+
+@pytest.mark.parametrize("name", ["fp32_residual_connection", "distribute_saved_activations"])
+def test_keys_of_nemo_1_that_no_plan_has(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PlannerError, match=f"model.{name} decides memory or degrees and is not priced; --set model.{name}=false"):
+        _yaml(tmp_path, f"{name}: true")
+    assert _yaml(tmp_path, f"{name}: false").fields["tp"] == 8

@@ -192,7 +192,7 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
         program = Program(path, said, known_to(tree, known), _merged)
         names = {*program.names_used()}
         if not names & {*TRAINS} and not any(one in known for one in names):
-            raise PlannerError(f"{path}: it starts no training and takes no recipe: pretrain or finetune of Megatron-Bridge would")
+            raise PlannerError(f"{path}: it starts no training (pretrain, finetune) and takes none of the recipes")
         return program.started({}, {}), (*program.notes(), *PUBLISHED * bool(imported(tree)))
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), ()
 

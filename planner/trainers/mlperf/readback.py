@@ -98,8 +98,7 @@ def read(path: Path, given: Given) -> Reading:
     nodes, each = values.get("DGXNNODES", ""), values.get("DGXNGPU", "") or _named(path)
     known = all(re.fullmatch(r"\d{1,6}", one) for one in (nodes, each))
     found.num_gpus = int(nodes) * int(each) if known else None
-    gpus = given.num_gpus or found.num_gpus
-    if gpus is None:
+    if (gpus := given.num_gpus or found.num_gpus) is None:
         questions.append(Question(name="DGXNGPU", about="GPUs of a node", choices=("8", "4")))
     if questions:
         ask(str(path), questions)
