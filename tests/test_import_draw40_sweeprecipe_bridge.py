@@ -110,6 +110,12 @@ def test_adapters_on_some_layers_are_named(tmp_path: Path) -> None:
     assert any("peft.dropout" in one for one in found.notes)
 
 
+def test_where_the_files_of_a_recipes_model_lie_is_not_asked_for(tmp_path: Path) -> None:
+    found = _over(tmp_path, '--hf_path "$HF_MODEL"')
+    assert not found.questions and found.model is not None and found.model.name == "llama-3-8b"
+    assert any("--hf_path ${HF_MODEL}" in one for one in found.notes)
+
+
 WRITTEN = """
 from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
 from megatron.bridge.training.pretrain import pretrain

@@ -88,9 +88,10 @@ def test_a_program_of_nemo_2_under_the_options_of_its_command(tmp_path: Path) ->
 
 
 YAML = (
-    "run: {name: gpt3_175b}\ntrainer: {num_nodes: 16, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 1\n  global_batch_size: 256\n"
-    "  tensor_model_parallel_size: 8\n  pipeline_model_parallel_size: 2\n  encoder_seq_length: 2048\n  max_position_embeddings: 2048\n"
-    "  num_layers: 96\n  hidden_size: 12288\n  num_attention_heads: 96\n  optim: {name: distributed_fused_adam}\n"
+    "run: {name: gpt3_175b}\ntrainer: {num_nodes: 16, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 1\n"
+    "  global_batch_size: 256\n  tensor_model_parallel_size: 8\n  pipeline_model_parallel_size: 2\n  encoder_seq_length: 2048\n"
+    "  max_position_embeddings: 2048\n  num_layers: 96\n  hidden_size: 12288\n"
+    "  num_attention_heads: 96\n  optim: {name: distributed_fused_adam}\n"
 )
 
 

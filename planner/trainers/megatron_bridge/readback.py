@@ -30,7 +30,7 @@ from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.programs import program_file, started_with
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.shell import evaluate
+from planner.trainers.reading.shell import evaluate, is_open, shown_text
 from planner.trainers.reading.values import read_text
 
 OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
@@ -89,8 +89,10 @@ def _of_command(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]])
         said.questions.append(Question(name="recipe", about=about, choices=near))
         name = near[0]
     base = known[name]
-    over = {**_flags(found.settings), **_of_one_length(words)}
-    return parse(path, said, {**base, **over}, gpus, notes=(*found.notes, *PUBLISHED))
+    over, notes = {**_flags(found.settings), **_of_one_length(words)}, (*found.notes, *PUBLISHED)
+    if base.get("model.hf") and is_open(str(over.get("model.hf", ""))):  # where its files lie
+        notes = (*notes, f"--hf_path {shown_text(over.pop('model.hf'))[:80]}: read as a place of the recipe's own model")
+    return parse(path, said, {**base, **over}, gpus, notes=notes)
 
 
 def _over(data: Mapping[str, Any]) -> dict[str, Any]:

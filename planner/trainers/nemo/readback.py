@@ -173,7 +173,7 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
                 found["peft"] = "lora"
             elif name == "OptimizerConfig" and not started:
                 found.setdefault("ddp.use_distributed_optimizer", False)
-    found |= {"peft": name.lower() for name in ("DoRA", "CanonicalLoRA") if script.built(name)}
+    found |= next(({"peft": name.lower()} for name in ("DoRA", "CanonicalLoRA") if script.built(name)), {})
     modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]
     for call in modules[:1]:
         words = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8} | script.keywords(call)
