@@ -101,7 +101,8 @@ def test_a_layout_says_how_many_virtual_stages_there_are(tmp_path: Path) -> None
 
 
 def test_a_batch_that_does_not_divide_is_asked_for_with_the_rest(tmp_path: Path) -> None:
-    assert "num_microbatches" not in _over(tmp_path, "train.global_batch_size=9").fields
+    found = _over(tmp_path, "train.global_batch_size=9")
+    assert "num_microbatches" not in found.fields and asked_for(found) == ["--global-batch-size B"]
 
 
 def test_adapters_on_some_layers_are_named(tmp_path: Path) -> None:

@@ -73,4 +73,4 @@ def test_logits_and_adapters_of_nemo_rl(tmp_path: Path) -> None:
 def test_a_batch_of_nemo_rl_that_does_not_divide_is_asked_for(tmp_path: Path) -> None:
     text = SFT.replace("NATIVE", "true").replace("CORE_MORE", "").replace("CORE", "false").replace("MORE", "").replace("EXTRA", "")
     found = read(written(tmp_path, text.replace("batch_size: 32", "batch_size: 9"), "sft.yaml"), None, Given())
-    assert found.global_batch_size == 9 and "num_microbatches" not in found.fields
+    assert "num_microbatches" not in found.fields and asked_for(found) == ["--global-batch-size B"]

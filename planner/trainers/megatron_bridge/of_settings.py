@@ -14,7 +14,7 @@ from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZ
 from planner.trainers.megatron.trainer_words import STATE_TYPES
 from planner.trainers.megatron_bridge import effective
 from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, without_layers
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, batch_that_divides
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
@@ -68,7 +68,11 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         gpus = None
     if gpus is not None:
         fields["dp"] = dp = quotient(gpus, split, f"{path}: GPUs by the degrees")
-        fields |= {"num_microbatches": batch // (micro * dp)} if batch % (micro * dp) == 0 else {}  # else asked for
+        question = batch_that_divides(batch, micro, dp)
+        fields |= {"num_microbatches": batch // (micro * dp)} if question is None else {}
+        plain = all(one.name.startswith("--") for one in said.questions)  # other answers may change it
+        if question is not None and said.global_batch_size is None and plain:
+            said.questions.append(question)
     peft = given.get("peft")
     if peft not in (None, "lora", "LoRA", "none", "None"):
         raise PlannerError(f"{path}: peft is {shown(peft)}, which is not modelled; lora is")

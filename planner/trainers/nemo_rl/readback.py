@@ -11,7 +11,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, batch_that_divides
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import extended, override, resolved
@@ -95,7 +95,10 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         notes += (f"micro batches of up to {tokens} tokens (train_mb_tokens) are read as {micro} sequences of {length} tokens",)
     fields["micro_batch_size"] = micro
     if gpus is not None:
-        fields |= {"dp": dp} | ({"num_microbatches": batch // (micro * dp)} if batch % (micro * dp) == 0 else {})  # else asked for
+        question = batch_that_divides(batch, micro, dp)
+        fields |= {"dp": dp} | ({"num_microbatches": batch // (micro * dp)} if question is None else {})
+        if question is not None and given.said is not None and given.said.global_batch_size is None:
+            given.ask(question)
         replicas = policy.section("dtensor_cfg").size("dp_replicate_size") if native else 1
         if replicas > 1:
             fields["dp_shard"] = quotient(dp, replicas, f"{given.path}: dp by dp_replicate_size")
