@@ -140,3 +140,82 @@ def test_a_program_that_is_not_there_asks_for_its_recipe(tmp_path: Path) -> None
     file = written(tmp_path, text, "go.sh")
     assert asked_for(read(file)) == ["recipe"]
     assert read(file, None, Given(settings={"recipe": "qwen3_8b_pretrain_config"})).fields["tp"] == 2
+
+
+KEPT = """
+import argparse
+from megatron.bridge.recipes.llama import llama31_8b_sft_config
+from megatron.bridge.training.finetune import finetune
+from megatron.bridge.peft.lora import LoRA
+class Runner:
+    def __init__(self, args):
+        self.args = args
+        self.cfg = llama31_8b_sft_config()
+        self.cfg.model.tensor_model_parallel_size = args.tp
+    def setup(self):
+        self.cfg.train.global_batch_size = self.args.gbs
+        self.cfg.peft = LoRA(target_modules=["linear_qkv", "linear_proj"], dim=8) if self.args.lora else None
+    def run(self):
+        finetune(self.cfg, step)
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--gbs", type=int, default=32)
+    parser.add_argument("--lora", action="store_true")
+    runner = Runner(parser.parse_args())
+    runner.setup()
+    runner.run()
+main()
+"""
+
+
+def test_a_configuration_that_an_object_keeps(tmp_path: Path) -> None:
+    found = _started(tmp_path, "--tp 4 --lora", KEPT)
+    assert found.model is not None and found.model.name == "llama-3.1-8b"
+    assert _values(found, "tp", "global_batch_size", "lora_rank", "lora_targets") == [4, 32, 8, "attention"]
+    assert _started(tmp_path, "", KEPT).lora_rank == 0
+
+
+LOOPS = """
+import os
+from megatron.bridge.recipes.llama import llama31_8b_sft_config
+from megatron.bridge.training.finetune import finetune
+OVER = {"model": {"tensor_model_parallel_size": 4, "context_parallel_size": 2}, "train": {"global_batch_size": 16}}
+cfg = llama31_8b_sft_config()
+for section, values in OVER.items():
+    for key, value in values.items():
+        setattr(getattr(cfg, section), key, value)
+cfg.train.micro_batch_size = int(os.environ.get("MBS", "2"))
+MORE
+finetune(cfg, step)
+"""
+
+
+def test_fields_that_a_loop_sets(tmp_path: Path) -> None:
+    found = _started(tmp_path, "", LOOPS.replace("MORE", ""))
+    assert _values(found, "tp", "cp", "global_batch_size", "micro_batch_size") == [4, 2, 16, 2]
+    more = "for key, value in vars(args).items():\n    setattr(cfg.model, key, value)"
+    found = _started(tmp_path, "", LOOPS.replace("MORE", more))
+    assert any("sets by names that its text does not tell" in one for one in found.notes)
+
+
+OWN_FILE = """
+import argparse, yaml
+from megatron.bridge.recipes.llama import llama31_8b_sft_config
+from megatron.bridge.training.finetune import finetune
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", required=True)
+args = parser.parse_args()
+own = yaml.safe_load(open(args.config))
+cfg = llama31_8b_sft_config()
+cfg.model.tensor_model_parallel_size = own["parallel"]["tp"]
+cfg.train = TrainingConfig(global_batch_size=own["batch"]["whole"], micro_batch_size=own["batch"].get("micro", 1))
+finetune(cfg, step)
+"""
+
+
+def test_a_file_of_a_form_of_its_own_that_a_program_reads(tmp_path: Path) -> None:
+    written(tmp_path, "parallel: {tp: 4}\nbatch: {whole: 64, micro: 2}\n", "own.yaml")
+    found = _started(tmp_path, "--config own.yaml", OWN_FILE)
+    assert _values(found, "tp", "global_batch_size", "micro_batch_size") == [4, 64, 2] and not found.questions
+    assert asked_for(_started(tmp_path, "--config other.yaml", OWN_FILE)) == ["config_file"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.trainers.megatron_bridge.recipes import Recipes
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question
@@ -16,8 +17,8 @@ from planner.trainers.reading.settings import beside, rooted
 from planner.trainers.reading.shell.text import CLOSE, OPEN, gap, is_open, roots, shown_text
 from planner.trainers.reading.training_scripts import WithModules
 
-MOST_INLINED = 8
-"""Functions that call functions."""
+MOST_INLINED, MOST_ROUNDS = 8, 64
+"""Functions that call functions, and rounds of a loop."""
 LAYS_OVER = re.compile(r"\w*overrides?|from_dotlist|from_cli|merge_with_dotlist")
 """Functions that lay the words of a command over a configuration."""
 LOADS = re.compile(r"OmegaConf\.load|yaml\.(safe_|full_)?load|\w*load_(yaml|config|overrides)\w*")
@@ -41,7 +42,14 @@ class Program(WithModules):
         self.waiting: dict[str, Any] = {}
         self._inlined: list[str] = []
         self.given: list[str] = []
+        self.bound: dict[str, Any] = {}  # what loops give their names
+        self.dynamic: list[int] = []  # lines that set fields by names that are not known
         self._ran: set[str] = set()
+        made = {f"{one.name}.__init__": inner for one in ast.walk(self.tree) if isinstance(one, ast.ClassDef)
+                for inner in one.body if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"}  # fmt: skip
+        self.methods = {inner.name for one in ast.walk(self.tree) if isinstance(one, ast.ClassDef)
+                        for inner in one.body if isinstance(inner, ast.FunctionDef)} - {"__init__"}  # fmt: skip
+        self.inlines = {**self.functions, **made}
 
     def started(self, options: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
         """Settings under these options and words a.b=value of a command."""
@@ -60,7 +68,8 @@ class Program(WithModules):
         read_here = {*self.names_used(), *self._options}
         foreign = [f"--{one}" for one in self.given if not any(known.startswith(one) for known in read_here)]
         strange = f"options of the command that {self.path.name} does not have: {', '.join(foreign)}"
-        return (*[usual] * bool(names), *[strange] * bool(foreign))
+        unseen = f"fields that line {self.dynamic[0] if self.dynamic else 0} sets by names that its text does not tell are not read"
+        return (*[usual] * bool(names), *[strange] * bool(foreign), *[unseen] * bool(self.dynamic))
 
     def _options_as_settings(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Options of a command by the names under which the program has them: whole names, beginnings, switches."""
@@ -95,7 +104,10 @@ class Program(WithModules):
             return self._block(node.body)
         if isinstance(node, ast.Try):
             return self._block([*node.body, *node.orelse, *node.finalbody])
-        if isinstance(node, ast.For | ast.While):
+        if isinstance(node, ast.For):
+            self._for(node)
+            return False
+        if isinstance(node, ast.While):
             self._block(node.body)
             return False
         self._calls_in(node)
@@ -105,17 +117,35 @@ class Program(WithModules):
         elif isinstance(node, ast.Return):
             return True
         done = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_"
-        node = _with_setattr(node)
+        node = self._with_setattr(node)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) and node.value is not None and not self._same(node):
             self.recipes.step(self._filled(node), self.found)
         return done
+
+    def _for(self, node: ast.For) -> None:
+        """Runs a loop over what is known, as often as it is; any other once."""
+        over = node.iter
+        if isinstance(over, ast.Call) and last_name(over.func) in ("items", "enumerate") and isinstance(over.func, ast.Attribute):
+            held = self.value(over.func.value)
+            rounds = [list(one) for one in held.items()] if isinstance(held, dict) else None
+        else:
+            held = self.value(over)
+            rounds = held if isinstance(held, list) else None
+        names = [one.id for one in getattr(node.target, "elts", [node.target]) if isinstance(one, ast.Name)]
+        for one in rounds[:MOST_ROUNDS] if rounds is not None and names else [None]:
+            values: list[Any] = one if len(names) > 1 and isinstance(one, list) else [one]
+            before = dict(self.bound)
+            if rounds is not None and len(values) == len(names):
+                self.bound |= dict(zip(names, values, strict=True))
+            self._block(node.body)
+            self.bound = before
 
     def _if(self, node: ast.If) -> bool:
         test = True if is_main(node) else self._test(node.test)
         if test is not _OPEN:
             return self._block(node.body if test else node.orelse)
         before, words = dict(self.found), bool(self.waiting)
-        waits = [one for one in roots(str(self.value(node.test))) if one in self._options or one.isupper()]
+        waits = [one for one in roots(str(self.value(node.test))) if self._may_be_asked(one)]
         self._block(node.body)
         if words and not self.waiting:  # if overrides: ...
             return False
@@ -142,12 +172,14 @@ class Program(WithModules):
         for call in sorted(calls, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0)):
             name, last = ast.unparse(call.func), last_name(call.func)
             given = [one.id for one in call.args if isinstance(one, ast.Name)] if last in ("Fire", "run", "main") else []
-            for own in [name, *given]:
-                if own in self.functions and own not in self._inlined and len(self._inlined) < MOST_INLINED:
+            method = last if isinstance(call.func, ast.Attribute) and last in self.methods else ""
+            made = f"{name}.__init__" if name in self._classes else ""
+            for own in [name, method, made, *given]:
+                if own in self.inlines and own not in self._inlined and len(self._inlined) < MOST_INLINED:
                     self._inlined.append(own)
                     self._ran.add(own)
-                    self.recipes.bind(self.functions[own], call)
-                    self._block(self.functions[own].body)
+                    self.recipes.bind(self.inlines[own], call)
+                    self._block(self.inlines[own].body)
                     self._inlined.pop()
             if LOADS.fullmatch(name) and call.args and name not in self.functions:
                 self._take_file(call.args[0])
@@ -159,7 +191,7 @@ class Program(WithModules):
 
     def _take_file(self, node: ast.expr) -> None:
         """Settings of a YAML that is merged; it is asked for where it is not there."""
-        value = self.value(node)
+        value = self.user.setting(CONFIG_FILE) or self.value(node)
         if value in (None, _OPEN, ""):
             return
         name = str(value)
@@ -171,9 +203,8 @@ class Program(WithModules):
         if file is not None:
             self.found |= self.over(file)
         elif is_open(name) or name.lower().endswith(ENDINGS):
-            waits = [one for one in roots(name) if one in self._options] or [CONFIG_FILE]
-            about = f"the YAML that {self.path.name} lays over its recipe: {shown_text(name)[:80]} is not there"
-            self.user.questions.append(Question(name=waits[0], about=about, choices=("FILE",)))
+            about = f"the YAML that {self.path.name} reads: {shown_text(name)[:80]} is not there"
+            self.user.questions.append(Question(name=CONFIG_FILE, about=about, choices=("FILE",)))
 
     def _take_words(self) -> None:
         self.found |= self.waiting
@@ -235,11 +266,18 @@ class Program(WithModules):
 
     def _value(self, node: ast.expr) -> Any:
         """The same as of any script; a field of the configuration is what it is by now."""
+        if isinstance(node, ast.Name) and node.id in self.bound:
+            return self.bound[node.id]
         if isinstance(node, ast.Attribute) and (place := self.recipes.place_of(node)) in self.found:
             return self.found[place]
         if isinstance(node, ast.IfExp | ast.BoolOp) and (chosen := self._chosen(node)) is not node:
             return self._value(chosen)
-        return super()._value(node)
+        try:
+            return super()._value(node)
+        except PlannerError:
+            if CONFIG_FILE in self.user.settings:
+                raise
+            return gap([CONFIG_FILE])  # the option of that name says a file that is not there
 
     def _filled(self, node: Any) -> Any:
         """A statement or an expression with the values that are known in the places of what gives them."""
@@ -250,16 +288,23 @@ class Program(WithModules):
         if isinstance(node, ast.Expr):
             return ast.Expr(self._filled(node.value))
         node = self._chosen(node)
-        if isinstance(node, ast.Call):
+        value = self.value(node)
+        known = not (isinstance(value, str) and is_open(value))
+        if not known and (names := roots(value)) and all(self._may_be_asked(one) for one in names):
+            return ast.Constant(value)
+        if isinstance(node, ast.Call) and not (known and isinstance(value, bool | int | float | str | list)):
             keywords = [ast.keyword(one.arg, self._filled(one.value)) for one in node.keywords]
             return ast.Call(self._callee(node.func), [self._filled(one) for one in node.args], keywords)
         if isinstance(node, ast.Dict):
             return ast.Dict(node.keys, [self._filled(one) for one in node.values])
-        value = self.value(node)
-        if isinstance(value, str) and is_open(value):
-            return ast.Constant(value) if all(one in self._options or one.isupper() for one in roots(value)) else node
+        if not known:
+            return node
         plain: Any = value
         return ast.Constant(plain) if isinstance(value, bool | int | float | str | list | None) else node
+
+    def _may_be_asked(self, name: str) -> bool:
+        """Whether a gap waits for an option, a variable of the environment or a file."""
+        return name in self._options or name.isupper() or name == CONFIG_FILE
 
     def _callee(self, node: ast.expr) -> ast.expr:
         """The function behind RECIPES[name], getattr(module, name), or a name for one of these."""
@@ -283,13 +328,16 @@ class Program(WithModules):
             node = chosen
         return node
 
-
-def _with_setattr(node: ast.stmt) -> ast.stmt:
-    """setattr(a, 'b', c) as a.b = c."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    if not isinstance(call, ast.Call) or last_name(call.func) != "setattr" or len(call.args) != 3:
-        return node
-    name = getattr(call.args[1], "value", None)
-    if not isinstance(name, str):
-        return node
-    return ast.Assign([ast.Attribute(call.args[0], name, ast.Store())], call.args[2], lineno=node.lineno)
+    def _with_setattr(self, node: ast.stmt) -> ast.stmt:
+        """setattr(a, 'b', c) as a.b = c."""
+        call = node.value if isinstance(node, ast.Expr) else None
+        if not isinstance(call, ast.Call) or last_name(call.func) != "setattr" or len(call.args) != 3:
+            return node
+        owner, name = call.args[0], self._sure(call.args[1])
+        if isinstance(owner, ast.Call) and last_name(owner.func) == "getattr" and len(owner.args) > 1:
+            part = self._sure(owner.args[1])
+            owner = ast.Attribute(owner.args[0], part, ast.Load()) if isinstance(part, str) else owner
+        if not isinstance(name, str) or isinstance(owner, ast.Call):
+            self.dynamic.append(node.lineno)
+            return node
+        return ast.Assign([ast.Attribute(owner, name, ast.Store())], call.args[2], lineno=node.lineno)

@@ -153,7 +153,9 @@ class Recipes:
             found |= self._of_call(node.value)
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             return
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        target: ast.expr = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if re.fullmatch(r"self\.\w+", ast.unparse(target)) and isinstance(target, ast.Attribute) and target.attr not in PARTS:
+            target = ast.Name(target.attr, ast.Store())  # a configuration that an object keeps
         if isinstance(target, ast.Name):
             if isinstance(node.value, ast.Call):
                 started = self._of_call(node.value)
@@ -184,6 +186,9 @@ class Recipes:
     def place_of(self, node: ast.expr, deepest: int = 6) -> str | None:
         """The place of an attribute below the configuration: cfg.model.a, or a of what stands for cfg.model."""
         root, _, place = ast.unparse(node).partition(".") if isinstance(node, ast.Attribute | ast.Name) else ("", "", "")
+        held, _, rest = place.partition(".")
+        if root == "self" and held not in PARTS:  # self.cfg.model.a
+            root, place = held, rest
         value = self.constants.get(root)
         section = ""
         if _is_provider(value):
@@ -198,6 +203,8 @@ class Recipes:
         return _started(call, self.tree, self.known, self.constants, self.depth)
 
 
+PARTS = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "mixed_precision", "peft", "dist")
+"""Sections of a configuration that are read."""
 CLASSES = {
     "TrainingConfig": "train", "DistributedDataParallelConfig": "ddp", "OptimizerConfig": "optimizer", "LoRA": "peft",
     "CommOverlapConfig": "comm_overlap", r"\w*DatasetConfig": "dataset", "DistributedInitConfig": "dist",
