@@ -111,6 +111,11 @@ def test_adapters_on_some_layers_are_named(tmp_path: Path) -> None:
     assert any("peft.dropout" in one for one in found.notes)
 
 
+def test_recipes_of_models_that_see_start_from_functions_of_their_own(tmp_path: Path) -> None:
+    found = _over(tmp_path, "train.global_batch_size=16", "ministral3_3b_peft_config", 8)
+    assert found.lora_rank == 32 and found.fields["num_microbatches"] == 2
+
+
 def test_where_the_files_of_a_recipes_model_lie_is_not_asked_for(tmp_path: Path) -> None:
     found = _over(tmp_path, '--hf_path "$HF_MODEL"')
     assert not found.questions and found.model is not None and found.model.name == "llama-3-8b"

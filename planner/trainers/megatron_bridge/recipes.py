@@ -20,6 +20,13 @@ COMMON: dict[str, dict[str, Any]] = {
         "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "ddp.overlap_grad_reduce": False,
         "peft": "lora", "peft.dim": 32,
     },
+    "_sft_common_vlm": {
+        "train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096, "ddp.overlap_grad_reduce": False,
+    },
+    "_peft_common_vlm": {
+        "train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096, "ddp.overlap_grad_reduce": False,
+        "peft": "lora", "peft.dim": 32,
+    },
 }  # fmt: skip
 """Where all recipes start.  [recipes/common.py]"""
 SECTIONS = {
