@@ -87,6 +87,25 @@ def test_a_program_of_nemo_2_under_the_options_of_its_command(tmp_path: Path) ->
     assert any("tune.py is followed" in one for one in found.notes)
 
 
+def test_words_over_a_program_that_reads_them_as_nemo_does(tmp_path: Path) -> None:
+    text = (
+        "import nemo_run as run\nfrom nemo.collections import llm\ndef own():\n"
+        "    return llm.llama3_8b.finetune_recipe(name='own', dir='out', num_nodes=1, peft_scheme=None)\n"
+        "if __name__ == '__main__':\n    run.cli.main(llm.finetune, default_factory=own)\n"
+    )
+    written(tmp_path, text, "own.py")
+    words = "ARGS=(trainer.devices=4 data.global_batch_size=64 trainer.strategy.tensor_model_parallel_size=1)\n"
+    found = read(written(tmp_path, words + 'python own.py "${ARGS[@]}"\n', "run.sh"), None, Given())
+    assert [found.num_gpus, found.global_batch_size, found.fields["tp"], found.lora_rank] == [4, 64, 1, 0]
+    found = read(written(tmp_path, "python own.py --factory llama3_70b trainer.num_nodes=4\n", "run.sh"), None, Given())
+    assert (found.model_name, found.num_gpus) == ("llama-3-70b", 32)
+    with pytest.raises(PlannerError, match="--factory 'own' of own.py is not followed"):
+        read(written(tmp_path, "python own.py --factory own\n", "run.sh"), None, Given())
+    written(tmp_path, text.replace("run.cli.main(llm.finetune, default_factory=own)", "run.run(own())"), "own.py")
+    with pytest.raises(PlannerError, match="how own.py reads 'trainer.devices'"):
+        read(written(tmp_path, words + 'python own.py "${ARGS[@]}"\n', "run.sh"), None, Given())
+
+
 YAML = (
     "run: {name: gpt3_175b}\ntrainer: {num_nodes: 16, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 1\n"
     "  global_batch_size: 256\n  tensor_model_parallel_size: 8\n  pipeline_model_parallel_size: 2\n  encoder_seq_length: 2048\n"

@@ -219,9 +219,32 @@ def _started(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]] 
     found = launched(path, said, "|".join(map(re.escape, own)))
     file = program_file(path, found.program)
     assert file is not None
-    options = {name: str(value) for name, value in found.settings.items()}
-    settings, notes = _of_script(file, said.with_settings({**options, **said.settings}))
+    words = dict(one.partition("=")[::2] for one in found.words if "=" in one)
+    if (cli := re.search(CLI, read_text(file))) is None and any(setting_of(one) is not None for one in words):
+        named = ", ".join(map(shown, words))
+        raise PlannerError(f"{path}: how {file.name} reads {named} is not followed; import the configuration that it then runs")
+    factory = str(found.settings.get("factory") or "") if cli else ""
+    settings: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if cli and cli[1] in WORDS and factory and not re.search(rf"def {re.escape(factory.partition('(')[0])}\b", read_text(file)):
+        settings = _of_factory(path, said, cli[1], factory)
+    elif factory:
+        raise PlannerError(f"{path}: --factory {shown(factory)} of {file.name} is not followed; import that program")
+    else:
+        options = {name: str(value) for name, value in found.settings.items()}
+        settings, notes = _of_script(file, said.with_settings({**options, **said.settings}))
+    settings |= _laid_over(words)
     return settings, (*found.notes, f"{file.name} is followed under the options of its command", *notes)
+
+
+CLI = r"\bcli\.main\(\s*(?:llm\.)?(\w+)"
+"""A program whose words are laid over its recipe, as those of nemo llm are.  [nemo_run/cli/api.py]"""
+
+
+def _laid_over(words: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of words like trainer.num_nodes=2."""
+    named = ((setting_of(place), value) for place, value in words.items())
+    return {setting: parsed(value) for setting, value in named if setting is not None}
 
 
 def _of_command(path: Path, said: Given) -> dict[str, Any]:
@@ -230,14 +253,14 @@ def _of_command(path: Path, said: Given) -> dict[str, Any]:
     words = dict(one.partition("=")[::2] for one in found.words if "=" in one)
     start = next((one for one in found.words if one in WORDS), "")
     factory = str(found.settings.get("factory") or "")
-    name, _, arguments = factory.partition("(")
-    if not start or not re.fullmatch(r"\w+", name):
+    if not start or not re.match(r"\w+(\(|$)", factory):
         raise PlannerError(f"{path}: no 'nemo llm pretrain' or 'nemo llm finetune' with --factory RECIPE was found")
+    return _of_factory(path, said, start, factory) | _laid_over(words)
+
+
+def _of_factory(path: Path, said: Given, start: str, factory: str) -> dict[str, Any]:
+    """Settings of llama3_8b(num_nodes=2), as pretrain or finetune starts it."""
+    name, _, arguments = factory.partition("(")
     given = {key.strip(): parsed(value.strip().strip("'\"")) for key, mark, value in
              (one.partition("=") for one in arguments.rstrip(")").split(",")) if mark}  # fmt: skip
-    settings = _published(path, said, name, start, given)
-    for place, value in words.items():
-        setting = setting_of(place)
-        if setting is not None:
-            settings[setting] = parsed(value)
-    return settings
+    return _published(path, said, name, start, given)
