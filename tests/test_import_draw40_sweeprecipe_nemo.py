@@ -6,7 +6,7 @@ import pytest
 from import_files import written
 
 from planner.errors import PlannerError
-from planner.layout import Order
+from planner.layout import Order, Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -131,3 +131,9 @@ def test_keys_of_nemo_1_that_no_plan_has(tmp_path: Path, name: str) -> None:
     with pytest.raises(PlannerError, match=f"model.{name} decides memory or degrees and is not priced; --set model.{name}=false"):
         _yaml(tmp_path, f"{name}: true")
     assert _yaml(tmp_path, f"{name}: false").fields["tp"] == 8
+
+
+@pytest.mark.parametrize(("granularity", "recompute"), [("selective", Recompute.SELECTIVE), ("full", Recompute.NONE)])
+def test_selective_recompute_of_nemo_1_takes_all_layers(tmp_path: Path, granularity: str, recompute: Recompute) -> None:
+    words = f"activations_checkpoint_granularity: {granularity}\n  activations_checkpoint_method: block\n  "
+    assert _yaml(tmp_path, f"{words}activations_checkpoint_num_layers: 0").fields["recompute"] == recompute

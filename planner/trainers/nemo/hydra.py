@@ -173,7 +173,8 @@ def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
         found[ACTIVATIONS[activation]] = True
     elif activation not in ("gelu", "openai-gelu", "quick-gelu"):
         raise PlannerError(f"{model.where('activation')} is {shown(activation)}; a plan knows gelu, {', '.join(ACTIVATIONS)}")
-    if found["recompute_method"] == "block" and not found["recompute_num_layers"]:
+    full = found["recompute_granularity"] != "selective"  # which takes all layers, whatever their number says  [transformer.py]
+    if full and found["recompute_method"] == "block" and not found["recompute_num_layers"]:
         found["recompute_granularity"] = found["recompute_method"] = None  # full, of no layer
     found["normalization"] = "RMSNorm" if "rms" in str(model.get("normalization", "layernorm")).lower() else "LayerNorm"
     found["disable_bias_linear"] = not model.flag("bias", True)
