@@ -59,8 +59,8 @@ def test_a_reading_becomes_a_plan_with_the_same_workload(name: str, tmp_path: Pa
 
 def test_a_settings_name_that_changes_memory_is_never_dropped(tmp_path: Path) -> None:
     sample = SAMPLES["axolotl, whole weights in bf16 on one GPU"]
-    sample = {**sample, "files": {"a.yml": sample["files"]["a.yml"] + "tiled_mlp: true\nwandb_project: x\n"}}
-    assert reading_of(sample, tmp_path).unread == ("tiled_mlp = True",)
+    sample = {**sample, "files": {"a.yml": sample["files"]["a.yml"] + "pose_num_chunks: 2\nwandb_project: x\n"}}
+    assert reading_of(sample, tmp_path).unread == ("pose_num_chunks = 2",)
 
 
 @pytest.mark.parametrize(

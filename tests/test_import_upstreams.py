@@ -26,10 +26,10 @@ max_steps: 10
 
 
 def test_llama_factory_in_sections_of_plugins(tmp_path: Path) -> None:
-    """FSDP2 around weights in the dtype that they were published in: no fp32 copy.  [v1/core/model_engine.py, dtype auto]"""
+    """FSDP2 around weights that are trained, which it casts to fp32.  [v1/core/model_engine.py]"""
     found = read(written(tmp_path, SECTIONS), None, Given(num_gpus=8))
     assert (found.trainer, found.model_name, found.precision) == (
-        "llama-factory+attention_kernel=best", "Qwen/Qwen3-0.6B", "bf16_true",
+        "llama-factory+attention_kernel=best", "Qwen/Qwen3-0.6B", "bf16",
     )
     assert (found.sequence_length, found.global_batch_size, found.optimizer, found.objective) == (4096, 16, "adam", "lm")
     assert {one: found.fields[one] for one in ("zero", "dp", "micro_batch_size", "num_microbatches")} == {
@@ -39,13 +39,14 @@ def test_llama_factory_in_sections_of_plugins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("more", "fields", "precision"), [
-    ("global_batch_size: 64\n", {"num_microbatches": 4}, "bf16_true"),
-    ("cp_size: 2\nglobal_batch_size: 64\n", {"cp": 2, "dp": 4, "num_microbatches": 8, "cp_method": int(CpMethod.A2A)}, "bf16_true"),
-    ("mp_replicate_size: 2\n", {"dp": 8, "dp_shard": 4}, "bf16_true"),
-    ("enable_activation_checkpointing: false\n", {"recompute": int(Recompute.NONE)}, "bf16_true"),
-    ("dist_config: {name: fsdp2, offload_params: true}\n", {"zero": 3, "offload_parameters": 1}, "bf16_true"),
+    ("global_batch_size: 64\n", {"num_microbatches": 4}, "bf16"),
+    ("cp_size: 2\nglobal_batch_size: 64\n", {"cp": 2, "dp": 4, "num_microbatches": 8, "cp_method": int(CpMethod.A2A)}, "bf16"),
+    ("mp_replicate_size: 2\n", {"dp": 8, "dp_shard": 4}, "bf16"),
+    ("enable_activation_checkpointing: false\n", {"recompute": int(Recompute.NONE)}, "bf16"),
+    ("dist_config: {name: fsdp2, offload_params: true}\n", {"zero": 3, "offload_parameters": 1}, "bf16"),
     ("dist_config: {name: deepspeed, config_file: ds_z2_config.json}\n", {"zero": 2}, "bf16"),
-    ("dist_config: null\n", {"zero": 0, "dp": 8}, "bf16_true"),
+    ("dist_config: {name: fsdp2, reshard_after_forward: false}\n", {"zero": 2}, "bf16"), ("bf16: false\n", {"zero": 3}, "fp32"),
+    ("dist_config: null\n", {"zero": 0, "dp": 8}, "fp32"),
 ])  # fmt: skip
 def test_how_llama_factory_in_sections_is_split(tmp_path: Path, more: str, fields: dict[str, int], precision: str) -> None:
     text = SECTIONS.replace("dist_config: {name: fsdp2, dcp_path: null}\n", "") if more.startswith("dist_config") else SECTIONS
@@ -69,7 +70,8 @@ def test_adapters_and_preferences_of_llama_factory_in_sections(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("more", "words"), [
-    ("bf16: false\n", "computes in fp32"), ("optim_config: {name: muon}\n", "no optimizer muon"),
+    ("bf16: false\npeft_config: {name: lora}\n", "computes in fp32"),
+    ("optim_config: {name: muon}\n", "optimizer muon is not modelled"),
     ("peft_config: {name: freeze}\n", "'freeze', which is not modelled"), ("cp_size: 2\ncp_mode: ring\n", "a plan knows ulysses"),
     ("quant_config: {name: bnb, quantization_bit: 4}\n", "are not trained"),
 ])  # fmt: skip

@@ -13,5 +13,5 @@ SOURCE = (
 FORM = (
     "yaml yml sh bash slurm",
     r"(?s:\A(?=(.*\n)?base_model\s*:)(?=(.*\n)?(datasets|sequence_len|micro_batch_size|num_epochs|val_set_size|adapter|rl)\s*:))"
-    r"|\baxolotl(\.cli\.|\s+)train\b",
+    r"|\baxolotl(\.cli\.|\s+)train\b|\bscripts/finetune\.py[ \t]+[\w./-]+\.ya?ml\b",
 )

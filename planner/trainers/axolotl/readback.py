@@ -1,36 +1,33 @@
 """axolotl: its YAML."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, require_modelled
 from planner.trainers.reading import fine_tuning
-from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
 from planner.trainers.reading.values import read_text
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|datasets.*|test_datasets.*|chat_template.*|num_epochs|model_type|processor_type|sample_packing\w*"
-    r"|pad_to_sequence_len|train_on_inputs|\w*_steps|\w+_per_epoch|loss_watchdog_\w+|eot_tokens.*|adapter|is_\w+_derived_model|xformers_attention"
+    r"|pad_to_sequence_len|train_on_inputs|\w*_steps|\w+_per_epoch|loss_watchdog_\w+|eot_tokens.*|adapter|is_\w+_derived_model"
     r"|flash_optimum|local_rank|debug|tokens.*|skip_prepare_dataset|lora_fan_in_fan_out|lora_(mlp|qkv|o)_kernel|lora_modules_to_save.*"
-    r"|liger_\w+|plugins|cosine_\w+|torchdistx_path|gptq\w*|use_tensorboard|rl_beta|trl.*|dpo_\w+|auto_resume_from_checkpoints"
+    r"|liger_\w+|cosine_\w+|torchdistx_path|gptq_\w+|use_tensorboard|rl_beta|trl.*|dpo_\w+|auto_resume_from_checkpoints"
     r"|curriculum_sampling|save_first_step|total_num_tokens|fsdp|fsdp_version|gradient_checkpointing_kwargs.*|hf_use_auth_token|float16"
-    r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.*|use_wandb|eta_min|revision_of_model"
+    r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.(dispatch_batches|even_batches|use_seedable_sampler|non_blocking|gradient_accumulation_kwargs.*)|use_wandb|eta_min|revision_of_model"
     r"|flash_attention|bfloat16|fp16|image_\w+|rl|ddp_\w+|batch_flattening|device_map|type_of_model|bnb_config_kwargs.*"
     r"|quantize_moe_experts|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
-FOREIGN = (
-    *("relora", "lisa_step_interval", "diffusion", "reward_model", "process_reward_model", "qat", "unfrozen_parameters"),
-)
-
-
 USUAL_LENGTH = 512
 """[axolotl, utils/schemas/config.py, sequence_len]"""
 OTHER_FORMS = ("max_length", "max_seq_length", "grad_accum", "target_modules", "lora_rank", "per_device_train_batch_size")
@@ -51,26 +48,35 @@ def read(path: Path, said: Given) -> Reading:
             data["deepspeed"] = launch[1]
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
-    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
+    given = with_files(path, found, said)
+    return parse(given, said.num_gpus or found.num_gpus or _processes(given, found), found.sharding)
+
+
+def _processes(given: Settings, found: Launch) -> int | None:
+    """Processes that axolotl's own command starts: by its options, those behind -- for torchrun, or one for each GPU that is shown.
+    [cli/utils/train.py]"""
+    given.get("launcher")
+    each, nodes = given.number("nproc_per_node"), given.size("nnodes", given.size("num_machines"))
+    counted = given.number("num_processes") or (each * nodes if each else None)
+    own = found.program == "axolotl" or re.search(r"\baccelerate\s+launch\b", read_text(given.path)) is not None
+    return counted or (found.visible if own or found.visible == 1 else None)
 
 
 def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
     """The job that settings describe; ``sharding`` of the launcher. Raises PlannerError."""
-    for name in FOREIGN:
-        if given.get(name) not in (None, False, [], {}):
-            raise PlannerError(f"{given.where(name)}: this is not modelled; a plan trains all weights or adapters on all layers")
+    require_modelled(given)
     if given.flag("model_quantization_config_kwargs.dequantize"):  # weights of the hub in fewer bits, trained in 16
         given.get("model_quantization_config")
     adapter = given.get("adapter")
     if adapter not in (None, "lora", "qlora"):
         raise PlannerError(f"{given.where('adapter')} is {shown(adapter)}, which is not modelled; lora and qlora are")
     objective = given.choice("rl", OBJECTIVES, "ipo") if given.get("rl") else "lm"
-    half = given.get("bf16", "auto") not in (False, "false") or given.flag("bfloat16")
-    precision = "bf16" if half else "fp16" if given.get("fp16") or given.flag("float16") else "fp32"
-    if given.flag("fp8"):
-        precision = "fp8"
+    ask_what_is_open(given)
+    precision = _precision(given)
     found = sharding or accelerate_named(given) or from_arguments(given) or Sharding()
-    bits = 4 if given.flag("load_in_4bit") else 8 if given.flag("load_in_8bit") else 0
+    bits = _bits(given)
+    if num_gpus is None and given.flag("use_ray"):  # Ray starts them, as torchrun would
+        num_gpus = given.number("ray_num_workers")
     micro, steps = given.number("micro_batch_size"), given.number("gradient_accumulation_steps")
     if micro is None and given.get("batch_size") is None:
         given.ask(Question(name="micro_batch_size", about="sequences per GPU and forward pass", choices=("N",)))
@@ -81,22 +87,72 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     if length is None and given.get("max_packed_sequence_len") is not None and not answered:
         why = "max_packed_sequence_len is none of axolotl's settings any more"
         given.ask(Question(name="sequence_len", about=why, choices=("N",)))
+    # batch_size is that of a rank: its accumulation is batch_size // micro_batch_size  [utils/config, normalize_config]
+    steps = steps or max((given.number("batch_size") or 1) // (micro or 1), 1)
+    split, cut = _parallel(given, found, num_gpus)
     return fine_tuning.reading(FineTuning(
-        given=given, trainer="axolotl", model=given.label("base_model"),
-        micro_batch_size=micro or 1, accumulation=steps or (None if given.get("batch_size") else 1),
-        batch=given.number("batch_size"),
+        given=given, trainer="axolotl", model=_model(given), micro_batch_size=micro or 1, accumulation=steps,
         sequence_length=length or USUAL_LENGTH, precision=precision, half_weights=precision in ("bf16", "fp8"),
         optimizer=optimizer(given, given.get("optimizer", "adamw_torch_fused"), "optimizer"),
         recompute=checkpoints not in (False, "false", None),
         offload_activations=offload or str(checkpoints).startswith("offload") or checkpoints == "unsloth",
         lora_rank=given.size("lora_r", 8) if adapter else 0, lora_targets=_targets(given),
-        frozen_weights=quantised(bits, given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)) if bits else "bf16",
+        frozen_weights=quantised(bits, not given.flag("gptq") and _double(given)) if bits else "bf16",
         objective=objective,
         # Its own preparation of FSDP2 shards weights as they were loaded.  [monkeypatch/accelerate/fsdp2.py]
-        upcasts=(given.number("fsdp_version") or given.number("fsdp_config.fsdp_version", 1)) != 2,
-        sharding=_parallel(given, found), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        notes=(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
+        # bf16: full turns mixed precision off.
+        upcasts=_fsdp_version(given) != 2 and str(given.get("bf16")).lower() != "full",
+        sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
+            *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
+            *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
+        ),
     ))  # fmt: skip
+
+
+def _model(given: Settings) -> str:
+    """The model by its weights, or by base_model_config, which says what is built, where those have a name of their own."""
+    name, built = given.label("base_model"), given.label("base_model_config")
+    return built if built and named_model(name, given.path)[0] is None else name
+
+
+def _double(given: Settings) -> bool:
+    return given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)
+
+
+def _fsdp_version(given: Settings) -> int:
+    part = given.section("fsdp_config") if isinstance(given.data.get("fsdp_config"), Mapping) else Settings(given.path, {})
+    return given.number("fsdp_version") or part.number("fsdp_version") or part.number("version") or 1
+
+
+def _precision(given: Settings) -> str:
+    """bf16 is auto where it is not there at all, and auto gives way to fp16; one that is left empty is off.
+    [utils/config, resolve_dtype; utils/schemas/config.py]"""
+    if given.flag("fp8"):
+        return "fp8"
+    fp16, said = given.get("fp16") not in (None, False, "false"), given.get("bf16")
+    if "bf16" not in given.data or str(said).lower() == "auto":
+        said = not fp16
+    if said not in (None, False, "false") or given.flag("bfloat16"):
+        return "bf16"
+    return "fp16" if fp16 or given.flag("float16") else "fp32"
+
+
+def _bits(given: Settings) -> int:
+    """Bits of the frozen base, 0 = 16. Raises PlannerError where nothing is frozen, as axolotl does."""
+    for name, bits in (("load_in_4bit", 4), ("load_in_8bit", 8), ("gptq", 4)):
+        if given.flag(name):
+            if not given.get("adapter"):
+                why = "weights in fewer bits without an adapter, which axolotl does not start"
+                raise PlannerError(f"{given.where(name)}: {why}; --set adapter=lora or --set {name}=false")
+            return bits
+    return 4 if given.get("adapter") == "qlora" else 0
+
+
+def _offload_notes(given: Settings, offload: bool) -> tuple[str, ...]:
+    if not offload or not given.get("adapter") or given.get("activation_offloading") == "hidden_states":
+        return ()
+    what = "priced with full recompute and the inputs of layers on the host, as axolotl had it until 0.16"
+    return (f"activation_offloading: {what}; later versions recompute nothing under adapters and move all that layers save",)
 
 
 def _targets(given: Settings) -> str:
@@ -104,34 +160,63 @@ def _targets(given: Settings) -> str:
     return "all" if everything or named is None else adapter_targets(named)
 
 
-def _parallel(given: Settings, found: Sharding) -> Sharding:
-    """Degrees of axolotl's own keys, in addition to what FSDP or DeepSpeed say. Raises PlannerError."""
+def _parallel(given: Settings, found: Sharding, num_gpus: int | None) -> tuple[Sharding, tuple[str, ...]]:
+    """Degrees of axolotl's own keys beside what FSDP or DeepSpeed say, and what was taken for what. Raises PlannerError."""
     tp, ep, replicas = (given.size(f"{name}_size") for name in ("tensor_parallel", "expert_parallel", "dp_replicate"))
     shards = given.number("dp_shard_size")
-    cp = max(given.size("context_parallel_size"), given.size("sequence_parallel_degree"))
+    cp = given.size("context_parallel_size", given.size("sequence_parallel_degree"))
     fields: dict[str, int] = dict(found.fields)
     if tp > 1:
         fields["tp"] = tp
     if ep > 1:
         fields["ep"] = ep
+    notes: tuple[str, ...] = ()
     if cp > 1:
         # ring_attn_func: the gathering kernel of Llama 3 with packed samples, a ring without.  [axolotl, utils/schemas/enums.py]
-        method = CpMethod.ALLGATHER if given.flag("sample_packing") else CpMethod.RING
+        usual = "varlen_llama3" if given.flag("sample_packing") else "batch_ring"
+        method = CpMethod.ALLGATHER if given.get("ring_attn_func", usual) == "varlen_llama3" else CpMethod.RING
         fields |= {"cp": cp, "cp_method": int(CpMethod.A2A if found.kind == "deepspeed" else method)}
-    if replicas > 1:
-        fields["dp_shard"] = (shards or 1)
-    gpus = tp * replicas * shards * (cp if cp > 1 else 1) if shards else None
-    return Sharding(**{**vars(found), "fields": fields, "num_gpus": found.num_gpus or gpus})
+        notes = ("context parallelism of ring-flash-attn over DeepSpeed is priced as Ulysses",) * (found.kind == "deepspeed")
+    gpus = tp * replicas * shards * cp if shards else None
+    total = num_gpus or found.num_gpus or gpus
+    if found.kind == "fsdp" and total and ep == 1:
+        rest = total // (tp * cp)  # what dp_shard_size leaves are replicas, and the other way round  [utils/distributed.py]
+        group = shards or max(rest // replicas, 1)
+        if group < rest:
+            fields["dp_shard"] = group
+    return Sharding(**{**vars(found), "fields": fields, "num_gpus": found.num_gpus or gpus}), notes
+
+
+ATTENTION = {
+    "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+}  # fmt: skip
+"""Switches of before attn_implementation, the first that is on counts.  [utils/schemas/enums.py]"""
+
+
+def _attention(given: Settings) -> str:
+    old = [word for name, word in ATTENTION.items() if given.get(name) not in (None, False, "false")]
+    return str(given.get("attn_implementation") or next(iter(old), "")).lower()
+
+
+def _kernel_notes(given: Settings, kind: str) -> tuple[str, ...]:
+    """Kernels that the trainer of the plan has no word for."""
+    kernel, found = _attention(given), []
+    if kernel and kernel not in KERNELS:
+        found.append(f"attention by {kernel[:60]} is priced as flash attention")
+    if kind == "deepspeed" and given.get("torch_compile") in (True, "true", "auto"):
+        found.append("torch_compile is not priced over DeepSpeed: time comes out too long")
+    return tuple(found)
 
 
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
-    plugins: Any = given.get("plugins") or []
-    named = " ".join(map(str, plugins if isinstance(plugins, list) else [plugins])).lower()
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
-    if given.flag("liger_fused_linear_cross_entropy") or "cut_cross_entropy" in named:
+    liger = given.flag("liger_fused_linear_cross_entropy") and has_plugin(given, "liger")
+    fused = liger or (given.flag("cut_cross_entropy", True) and has_plugin(given, "cut_cross_entropy"))
+    if fused and not given.get("rl"):  # DPO reads the logits
         options["loss"] = "fused_linear"
-    kernel = str(given.get("attn_implementation", "flash_attention_2" if given.flag("flash_attention") else "")).lower()
+    kernel = _attention(given)
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
     if given.get("torch_compile") in (True, "true", "auto"):

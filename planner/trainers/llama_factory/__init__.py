@@ -10,6 +10,6 @@ LEVEL = "parsed"
 SOURCE = "llamafactory 0.9.5: hparams/parser.py, hparams/training_args.py, model/model_utils/checkpointing.py"
 FORM = (
     "yaml yml json sh bash slurm",
-    r"""llamafactory-cli\s+(?:train|sft|dpo|rm)\b|llamafactory[./](launcher|cli)\b|src/train(_bash)?\.py"""
-    r"""|^[ \t]*+["']?(finetuning_type|cutoff_len|stage|(dist|kernel)_config)["']?\s*:""",
+    r"""llamafactory-cli\)?["']?\s+(?:train|sft|dpo|rm)\b|\blmf train\b|llamafactory[./](launcher|cli)\b|src/train(_bash)?\.py"""
+    r"""|^[ \t]*+(?!"stage":\s*\d)["']?(finetuning_type|cutoff_len|stage|(dist|kernel)_config)["']?\s*:""",
 )

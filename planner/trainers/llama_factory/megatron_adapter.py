@@ -17,7 +17,11 @@ from planner.trainers.reading.values import quotient
 
 DEGREES = tuple(f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "expert_model", "virtual_pipeline_model"))
 """Arguments that the other trainers of LLaMA-Factory do not have."""
-BRIDGE = ("mixed_precision", "use_packed_sequences", "megatron_pretrained_checkpoint", "export_hf_on_finish", "extra_config")
+SWITCHES = ("use_distributed_optimizer", "use_mca", "use_megatron_bridge", "use_packed_sequences")
+BRIDGE = (
+    "use_megatron_bridge", "mixed_precision", "use_packed_sequences", "megatron_pretrained_checkpoint", "export_hf_on_finish",
+    "extra_config",
+)  # fmt: skip
 """Arguments of its other way over Megatron, USE_MEGATRON_BRIDGE=1.  [hparams/megatron_bridge_args.py]"""
 NOT_PRICED = (
     "pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
@@ -33,18 +37,19 @@ QUIET = re.compile(
     r"bias_activation_fusion|apply_rope_fusion|overlap_\w+|moe_grouped_gemm|moe_aux_loss_coeff|variable_seq_lengths|delay_grad_reduce"
     r"|calculate_per_token_loss|sequence_packing|ddp_\w+|distrib_optim_\w+|ckpt_\w+|save_hf_model|check_for_nan_\w+|optim"
     r"|moe_shared_expert_overlap|moe_router_dtype|masked_softmax_fusion|use_mca|transformer_impl"
+    r"|moe_permute_fusion|gradient_accumulation_fusion|use_cpu_initialization|tp_comm_\w+"
 )
 
 
 def over_megatron(given: Settings) -> bool:
-    """Whether the arguments say a degree of Megatron's."""
-    return any(given.get(one) is not None for one in DEGREES)
+    """Whether the arguments say a degree of Megatron's, or switch on what it alone has."""
+    return any(given.get(one) is not None for one in DEGREES) or any(given.flag(one) for one in SWITCHES)
 
 
 def parse(given: Settings, objective: str, length: int, quiet: re.Pattern[str], num_gpus: int | None) -> Reading:
     """The job; ``length`` at which sequences are cut, ``quiet``: settings of LLaMA-Factory that decide nothing. Raises
     PlannerError."""
-    if (bridge := next((one for one in BRIDGE if given.get(one) is not None), None)) is not None:
+    if (bridge := next((one for one in BRIDGE if given.get(one) not in (None, False)), None)) is not None:
         what = "LLaMA-Factory over Megatron-Bridge is not read; import it as one of its recipes"
         raise PlannerError(f"{given.where(bridge)}: {what}")
     if given.get("finetuning_type", "lora") != "full" or objective != "lm":

@@ -1,6 +1,8 @@
-"""LLaMA-Factory's second form (USE_V1=1): settings in sections of plugins, FSDP2 around weights as they were published.
+"""LLaMA-Factory's second form (USE_V1=1): settings in sections of plugins; weights that are trained are cast to fp32, a base under
+adapters lies as it was published.
 [LLaMA-Factory of 2026-08, v1/config/*_args.py, v1/core/base_trainer.py, v1/plugins]"""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -8,8 +10,8 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, quantised
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, quantised, trained_whole
+from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, deepspeed
 from planner.trainers.reading.values import quotient
@@ -41,6 +43,8 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
     kind = str(peft.get("name", "full"))
     if peft.get("export_dir") is not None and given.get("train_dataset") is None:
         raise PlannerError(f"{peft.where('export_dir')}: it merges adapters, and nothing is trained")
+    if str(given.get("model_class")) == "cls":
+        raise PlannerError(f"{given.where('model_class')} is cls: a classifier is no language model")
     if kind not in ("lora", "full"):
         raise PlannerError(f"{peft.where('name')} is {shown(kind)}, which is not modelled; lora and none are")
     if peft.flag("use_dora"):
@@ -50,7 +54,7 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
         raise PlannerError(f"{quant.where('name')}: of quantised weights those of bitsandbytes in 4 and 8 bits are modelled")
     if bits and kind != "lora":
         raise PlannerError(f"{quant.where('quantization_bit')}: weights in {bits} bits are not trained; peft_config.name is {kind}")
-    split, precision = _sharding(given, num_gpus)
+    split, precision = _sharding(given, num_gpus, kind == "full")
     optimizer = str(given.section("optim_config").get("name", "None"))
     if optimizer not in OPTIMIZERS:
         raise PlannerError(f"{given.where('optim_config.name')} is {shown(optimizer)}; muon and none (AdamW) are known")
@@ -66,14 +70,17 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
     kernel = str(given.get("flash_attn", "sdpa"))
     job = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model") or "Qwen/Qwen3-4B-Instruct-2507", micro_batch_size=micro,
-        accumulation=steps, batch=batch, sequence_length=given.size("cutoff_len", 2048), precision=precision, half_weights=True,
-        upcasts=False, optimizer=OPTIMIZERS[optimizer], recompute=given.flag("enable_activation_checkpointing", True),
+        accumulation=steps, batch=batch, sequence_length=given.size("cutoff_len", 2048), precision=precision,
+        half_weights=kind == "lora", upcasts=kind == "full", optimizer=OPTIMIZERS[optimizer],
+        recompute=given.flag("enable_activation_checkpointing", True),
         lora_rank=peft.size("r", 8) if kind == "lora" else 0, lora_targets=adapter_targets(peft.get("target_modules", "all")),
-        frozen_weights=quantised(bits, quant.flag("double_quantization", True)) if bits else "bf16", objective=objective,
-        options=options | ({"attention_kernel": KERNELS[kernel]} if kernel in KERNELS else {}), sharding=split,
-        num_gpus=num_gpus, quiet=QUIET, questions=asked, notes=_notes(given),
+        lora_whole=trained_whole(peft), frozen_weights=quantised(bits, quant.flag("double_quantization", True)) if bits else "bf16",
+        objective=objective, options=options | ({"attention_kernel": KERNELS[kernel]} if kernel in KERNELS else {}), sharding=split,
+        num_gpus=num_gpus, quiet=QUIET, questions=asked, notes=_notes(given, kernel),
     )  # fmt: skip
-    return fine_tuning.reading(job)
+    reading = fine_tuning.reading(job)
+    unknown = (setting_of_a_fork(one.partition(" = ")[0], "LLaMA-Factory in sections") for one in reading.unread)
+    return dataclasses.replace(reading, questions=(*reading.questions, *unknown))
 
 
 def _objective(given: Settings, command: str) -> tuple[str, tuple[Question, ...]]:
@@ -91,8 +98,9 @@ def _objective(given: Settings, command: str) -> tuple[str, tuple[Question, ...]
     return "dpo", (Question(name="stage", about=about, choices=("sft", "dpo")),)
 
 
-def _sharding(given: Settings, num_gpus: int | None) -> tuple[Sharding, str]:
-    """How the job is split, and its precision: weights lie as they were published, in 16 bits."""
+def _sharding(given: Settings, num_gpus: int | None, full: bool) -> tuple[Sharding, str]:
+    """How the job is split, and its precision: weights that are trained lie in fp32, and only FSDP2 and DeepSpeed compute in 16
+    bits then.  [v1/core/model_engine.py; v1/plugins/trainer_plugins/distributed/fsdp2.py]"""
     part, cp = given.section("dist_config"), given.size("cp_size", 1)
     name, half = str(part.get("name", "None")), given.flag("bf16", True)
     cut = {"cp": cp, "cp_method": int(CpMethod.A2A)} if cp > 1 else {}
@@ -104,21 +112,24 @@ def _sharding(given: Settings, num_gpus: int | None) -> tuple[Sharding, str]:
         found = deepspeed(part.get("config_file"), given.path, "dist_config.config_file", given)
         return found, "bf16" if found.precision in (None, "no") else str(found.precision)
     if name == "fsdp2":
-        if not half:
+        if not (half or full):
             raise PlannerError(f"{given.where('bf16')}: false computes in fp32 with weights in 16 bits, which is not modelled")
-        fields = {"zero": 3, **cut, **({"offload_parameters": 1} if part.flag("offload_params") else {})}
+        level = 3 if part.flag("reshard_after_forward", True) else 2
+        fields = {"zero": level, **cut, **({"offload_parameters": 1} if part.flag("offload_params") else {})}
         replicas = given.size("mp_replicate_size", 1)
         if replicas > 1 and num_gpus is not None:
             groups = quotient(num_gpus, replicas * cp, f"{given.where('mp_replicate_size')}: GPUs by replicas")
             fields |= {"dp_shard": groups}
-        return Sharding(kind="fsdp", fields=fields), "bf16"
+        return Sharding(kind="fsdp", fields=fields), "bf16" if half else "fp32"
     if name == "None":
-        return Sharding(fields={"zero": 0, **cut}), "bf16"
+        return Sharding(fields={"zero": 0, **cut}), "fp32" if full else "bf16"
     raise PlannerError(f"{part.where('name')} is {shown(name)}, which is not modelled; fsdp2, deepspeed and none are")
 
 
-def _notes(given: Settings) -> tuple[str, ...]:
-    strategy = str(given.get("batching_strategy", "normal"))
-    if strategy == "normal":
-        return ()
-    return (f"batching_strategy {strategy}: micro batches of as many tokens as full sequences have",)
+def _notes(given: Settings, kernel: str) -> tuple[str, ...]:
+    strategy, peft = str(given.get("batching_strategy", "normal")), given.section("peft_config")
+    notes = [f"batching_strategy {strategy}: micro batches of as many tokens as full sequences have"] * (strategy != "normal")
+    notes += [f"attention by {kernel[:40]} is priced as the choice of torch"] * (kernel not in KERNELS and kernel != "auto")
+    if peft.get("adapter_name_or_path") and peft.get("name") == "lora":
+        notes.append("adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others")
+    return tuple(notes)

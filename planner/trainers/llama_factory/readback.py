@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.llama_factory import megatron_adapter, of_plugins
+from planner.trainers.llama_factory import megatron_adapter, of_plugins, own_arguments
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
@@ -21,7 +21,8 @@ from planner.trainers.reading.values import read_text
 OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
 NO_REFERENCE = ("orpo", "simpo")
 FOREIGN = {
-    "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_dora": "DoRA",
+    "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_adammini": "Adam-mini",
+    "use_dora": "DoRA",
     "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro",
     "use_hyper_parallel": "HyperParallel",
     "use_kt": "KTransformers", "use_asft_loss": "the reference model of ASFT",
@@ -29,7 +30,7 @@ FOREIGN = {
 """Settings that change what is stored, and that the planner has no word for."""
 
 QUIET = re.compile(
-    rf"{fine_tuning.QUIET.pattern}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
+    rf"{fine_tuning.QUIET.pattern}|{own_arguments.IDLE}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
     r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
     r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
@@ -62,12 +63,18 @@ def read(path: Path, said: Given) -> Reading:
         if of_plugins.in_sections(data):
             return of_plugins.parse(Settings(path, said.filled(data), said=said), said.num_gpus)
         _require_own(path, data)
-        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
+        # a comment that starts it with the command line of LLaMA-Factory: torchrun, and no configuration of accelerate
+        command = rf"^#[^\n]{{0,80}}\bllamafactory-cli train [^\n]{{0,200}}\b{re.escape(path.name)}"
+        started = re.search(command, read_text(path), re.MULTILINE) is not None
+        return parse(Settings(path, said.filled(data), said=said), said.num_gpus, script=started)
     found = launched(path, said, PROGRAM)
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer
     settings = with_files(path, found, said)
+    on = re.findall(r"^[^#\n]*?\b(USE_MCA|USE_MEGATRON_BRIDGE)=[\"']?(?:1|true|y)\b", read_text(path), re.MULTILINE | re.IGNORECASE)
+    if on:  # which trainer is meant stands in the environment alone  [launcher.py; extras/misc.py, is_env_enabled]
+        settings = Settings(path, {**settings.data, **{one.lower(): True for one in on}}, said=said)
     if of_plugins.in_sections(dict(settings.data)):
         reading = of_plugins.parse(settings, _gpus(said, found), next((one for one in found.words if one in STARTED), "sft"))
         return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
@@ -130,23 +137,24 @@ def parse(
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
     if given.get("export_dir") is not None and not given.flag("do_train"):
         raise PlannerError(f"{given.path}: export_dir without do_train: it merges adapters, and nothing is trained")
-    if given.flag("do_predict") and not given.flag("do_train"):
-        raise PlannerError(f"{given.path}: do_predict without do_train: nothing is trained")
+    own_arguments.require_a_training(given)
     kind = str(given.get("finetuning_type", "lora"))
     if kind not in ("lora", "full"):
         raise PlannerError(f"{given.where('finetuning_type')} is {shown(kind)}, which is not modelled; lora and full are")
     objective = given.choice("stage", OBJECTIVES, "sft")
-    cut = given.size("cutoff_len", length or _own_length(given.path) or LENGTH)
+    cut = own_arguments.length(given, length or _own_length(given.path) or LENGTH)
     if megatron_adapter.over_megatron(given):
-        return megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
+        over = megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
+        return dataclasses.replace(over, questions=(*over.questions, *_of_a_fork(over.unread)))
     if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
         raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid, hinge and ipo are")
     half, single = given.flag("pure_bf16"), given.flag("bf16")
     precision = "bf16" if half or single else "fp16" if given.flag("fp16") else "fp32"
-    if given.flag("fp8"):
+    if given.flag("fp8") or given.flag("fp8_enable_fsdp_float8_all_gather"):  # which switches it on  [hparams/parser.py]
         given.get("fp8_backend")
         precision = "fp8"
-    bits = given.number("quantization_bit", least=2, most=8)
+    own_arguments.ask_what_is_open(given)
+    bits = own_arguments.bits(given, kind)
     double = given.flag("double_quantization", True)
     if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
         num_gpus, script = workers, True
@@ -154,18 +162,22 @@ def parse(
     split, asked = said_or_asked(given, sharding, launched=script or unsloth or num_gpus == 1)
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
-    muon = "muon" if given.flag("use_muon") else None
+    split, sliced = own_arguments.over_sequences(given, split)
+    other = "muon" if given.flag("use_muon") else "adafactor" if given.flag("adafactor") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
-        micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
+        micro_batch_size=given.size("per_gpu_train_batch_size", given.size("per_device_train_batch_size", 8)),
+        accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=cut, precision=precision,
-        half_weights=half,
-        optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
+        half_weights=half, upcasts=not half or single or split.precision in ("bf16", "fp16"),
+        optimizer=other or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
         recompute=kept, offload_activations=kept and (given.flag("use_unsloth_gc") or unsloth),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
-        objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
+        lora_whole=own_arguments.whole_tables(given), objective=objective, num_gpus=num_gpus, sharding=split,
+        options=_options(given, objective), quiet=QUIET, questions=asked,
+        notes=(*own_arguments.notes(given, objective, kind == "lora", split.kind), *sliced),
     )  # fmt: skip
     reading = fine_tuning.reading(found)
     return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(reading.unread)))
@@ -177,7 +189,7 @@ def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
     known, found = known_arguments(), []
     for one in unread:
         name, _, value = one.partition(" = ")
-        switch = re.fullmatch(r"use_\w+", name) is not None and value == "True"
+        switch = re.fullmatch(r"use_\w+", name) is not None and value == "True" and name not in known
         if switch or (re.fullmatch(r"[a-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
             what = "a switch" if switch else "no argument of LLaMA-Factory known here, so one"
             about = f"{what} of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
@@ -186,8 +198,8 @@ def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
 
 
 OF_A_LOG = re.compile(
-    r"eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
-    r"|(prompt|query|response|chosen|rejected|messages)(_(column|field|key))?$"
+    r"(train|val|test)_size$|eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
+    r"|(prompt|query|response|chosen|rejected|messages|images)(_(column|field|key))?$|formatting|\w+_tag$"
 )
 """Beginnings of words that are about data, metrics and what is written."""
 
@@ -198,12 +210,16 @@ def known_arguments() -> frozenset[str]:
     return frozenset(read_text(Path(__file__).with_name("known_arguments.txt")).split())
 
 
-def _options(given: Settings) -> dict[str, str]:
-    """Options of the trainer that the file sets."""
+def _options(given: Settings, objective: str) -> dict[str, str]:
+    """Options of the trainer that the file sets. Its own loss kernel writes no logits where the step needs none.
+    [model/model_utils/liger_kernel.py]"""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     kernel = str(given.get("flash_attn", "auto")).lower()
-    if kernel in KERNELS:
-        options["attention_kernel"] = KERNELS[kernel]
-    if any(given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")):
+    if kernel in own_arguments.ATTENTION:
+        options["attention_kernel"] = own_arguments.ATTENTION[kernel]
+    liger = [given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")]
+    if any(liger) and objective == "lm":
         options["loss"] = "fused_linear"
+    if own_arguments.compiled(given):
+        options["compile"] = "on"
     return options

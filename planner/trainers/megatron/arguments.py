@@ -58,6 +58,8 @@ class Arguments(dict[str, Any]):
 
     def spelled(self, name: str) -> str:
         """An argument as the file writes it."""
+        if is_open(name):
+            return "--" + shown_text(name)
         return name if self.dumped else "--" + name.replace("_", "-")
 
     def number(self, name: str, default: int = 0, *, least: int = 0, most: int = MOST) -> int:
@@ -223,7 +225,7 @@ def ask_for(found: Arguments, name: str, names: tuple[str, ...], script: Script 
         if question.name == asked:
             if found.spelled(name) not in question.about.split(", "):
                 found.questions[i] = Question(
-                    name=asked, about=f"{question.about}, {found.spelled(name)}", choices=choices
+                    name=asked, about=f"{question.about}, {found.spelled(name)}", choices=choices or question.choices
                 )
             return
     found.questions.append(Question(name=asked, about=found.spelled(name), choices=choices))
@@ -242,12 +244,15 @@ def take_settings(found: Arguments, given: Given) -> None:
     """Arguments that the user says with --set."""
     _, quiet, _ = known_arguments()
     for setting in given.settings:
-        name = _name(setting)
-        if setting in given.used or not (name in found or decides(name) or quiet.fullmatch(name)):
+        name, taken = _name(setting), setting in given.used
+        if not (name in found or decides(name) or quiet.fullmatch(name)):
             continue
         text = str(given.setting(setting))
+        without = text.lower() in ("false", "none", "null", "no")
+        if taken and not (without and name in found):  # a variable's, unless the argument that shall go is still there
+            continue
         found.pop(name, None)
-        if text.lower() not in ("false", "none", "null", "no"):
+        if not without:
             found[name] = True if text.lower() in ("true", "yes", "") else _value(name, text.split())
         found.questions = [one for one in found.questions if _name(one.name) != name]
 

@@ -11,6 +11,7 @@ from planner.runs.job import chunk_layers
 from planner.trainers.megatron import core_settings, engine_file
 from planner.trainers.megatron.arguments import (
     Arguments,
+    ask_for,
     ask_for_gaps,
     known_arguments,
     listed_arguments,
@@ -29,6 +30,7 @@ from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, p
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.megatron_degrees import padded_experts
+from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
 OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
@@ -149,9 +151,13 @@ def _strangers(found: Arguments) -> list[Question]:
     such ones. What is asked or refused otherwise (sizes, lengths, optimizers) is not asked again."""
     about = "no argument of Megatron-LM known here, and it may change layers, memory or steps; false imports the job without it"
     layers = {*OTHER_MODELS, *own_layers(found)}
+    names = unknown(found)
+    for name in (one for one in names if is_open(one)):  # --$DTYPE: what it is, a variable says
+        for variable in roots(name):
+            ask_for(found, name, (variable,), None)
     return [
-        Question(name=name, about=about, choices=("false",)) for name in unknown(found)
-        if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
+        Question(name=name, about=about, choices=("false",)) for name in names
+        if not (is_open(name) or listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
         and not (name in layers or "optimizer" in name)
     ]  # fmt: skip
 
@@ -255,7 +261,7 @@ def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:
         return {"vpp": 1, "first_stage_layers": 0, "last_stage_layers": 0}
     written = found.get("pipeline_model_parallel_layout")
     if isinstance(written, str):
-        return _written_stages(written, model, pp, f"{found.where}: pipeline_model_parallel_layout {shown(written)}")
+        return written_stages(written, model, pp, f"{found.where}: pipeline_model_parallel_layout {shown(written)}")
     embedding, loss = (bool(found.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
     share = (model.num_layers + embedding + loss) // pp
     first = share - 1 if embedding else found.number("decoder_first_pipeline_num_layers")
@@ -265,7 +271,8 @@ def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:
     return {"vpp": vpp or (share // each if each else 1), "first_stage_layers": first, "last_stage_layers": last}
 
 
-def _written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[str, int]:
+def written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[str, int]:
+    """vpp and the layers of the first and the last stage by a pipeline_model_parallel_layout. Raises PlannerError."""
     chunks = chunk_layers(text)
     if len(chunks) % pp or sum(chunks) != model.num_layers:
         raise PlannerError(

@@ -7,6 +7,7 @@ PACKAGE, VERSIONS = "nanotron", ">=0.4,<0.5"
 LEVEL = "validated"
 SOURCE = "huggingface/nanotron 2411b02: config/config.py, config/parallelism_config.py, config/models_config.py"
 FORM = (
-    "yaml yml sh bash slurm sbatch",
-    r"(?s)\A(?=.*^parallelism:)(?=.*^tokens:)|^[^#\n]*run_train\w*\.py[\"']?[\s\\]+--config-file\b",
+    "yaml yml py sh bash slurm sbatch",
+    r"\A(?=(?s:.*^parallelism:))(?=(?s:.*^tokens:))|^[^#\n]*train\w*\.py[\"']?[\s\\]+--config-file\b"
+    r"|(?s:^(?:from|import) nanotron\b.*\bParallelismArgs\()",
 )

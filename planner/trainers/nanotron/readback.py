@@ -9,29 +9,25 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
-from planner.model import ModelSpec, from_hugging_face
 from planner.trainer_options import spell
+from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
+from planner.trainers.nanotron.program import FORM, data_of
+from planner.trainers.nanotron.sections import NOTHING, lengths_of, require_priced
 from planner.trainers.reading.commands import launched, with_files
-from planner.trainers.reading.configuration import Reading, known_model
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.configuration import NEEDED, Reading
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.settings import beside
+from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.twice import given_twice
-from planner.trainers.reading.values import left_over, whole_number
+from planner.trainers.reading.values import read_text, whole_number
 
 PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "tp_recompute_allgather",
                "recompute_layer", "expert_parallel_size", "context_parallel_size")  # fmt: skip
-SECTIONS = ("general", "parallelism", "model", "tokens", "optimizer", "checkpoints", "data_stages", "logging", "tokenizer",
-            "lighteval", "profiler", "metrics_logging", "s3_upload")  # fmt: skip
 UNPRICED = {"expert_parallel_size": "whose ranks compute the same tokens", "context_parallel_size": "which is not priced"}
 """Degrees that must be 1, and why.  [nanotron, parallel/context.py]"""
 ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 OPTIMIZERS = {"adamw": "adam", "adam": "adam", "sgd": "sgd"}
-MODEL_WORDS = (
-    r"is_\w+_config|head_dim|(bos|eos|pad)_token_id|hidden_(act|size)|initializer_range|intermediate_size|max_position_embeddings"
-    r"|num_(attention_heads|hidden_layers|key_value_heads)|attention_bias|pretraining_tp|rms_norm_eps|rope_\w+|tie_word_embeddings"
-    r"|use_cache|vocab_size|_\w+|z_loss_\w+|log_attn_probs|moe_\w+|num_experts_per_tok(en)?|no_rope_layer"
-)
-"""Words of its Llama and Qwen2, whose layers are those of transformers.  [config/models_config.py]"""
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "double": "fp32"}
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 SELECTIVE = (
@@ -39,23 +35,26 @@ SELECTIVE = (
     "more than that is recomputed"
 )
 """Until 0.2 nanotron reads the word and does nothing by it.  [nanotron 0.1, models/llama.py, CoreAttention.checkpoint_attention]"""
-NOTHING = ("general", "checkpoints", "logging", "lighteval", "profiler", "metrics_logging", "s3_upload", "kill_switch_path",
-           "experiment_logger")  # fmt: skip
-"""Parts that decide nothing of a plan."""
-
-
-PROGRAM = r"\S*run_train\w*\.py"
+PROGRAM = r"\S*train\w*\.py"
 """Programs that take such a file with --config-file."""
 
 
 def read(path: Path, given: Given) -> Reading:
     """The layout, batch and sizes of the model. Raises PlannerError with file and key."""
+    if path.suffix.lower() == ".py":
+        return parse(path, given.filled(data_of(path, given)), given)
     if path.suffix.lower() in (".yaml", ".yml"):
         data, notes = _of_file(path)
         reading = parse(path, given.filled(data), given)
         return dataclasses.replace(reading, notes=(*reading.notes, *notes))
     found = launched(path, given, PROGRAM)
-    reading = parse(path, with_files(path, found, given, ("config_file",)).data, given, found.num_gpus)
+    named = str(found.settings.get("config_file", ""))
+    writes = beside(path, str(Path(named).with_suffix(".py")), (".py",)) if named and beside(path, named) is None else None
+    if writes is not None and re.search(FORM, read_text(writes), re.MULTILINE) and given.setting(CONFIG_FILE) is None:
+        reading = parse(path, given.filled(data_of(writes, given)), given, found.num_gpus)
+        reading = dataclasses.replace(reading, notes=(f"{named} is not there: read as {writes.name} writes it", *reading.notes))
+    else:
+        reading = parse(path, with_files(path, found, given, ("config_file",)).data, given, found.num_gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
@@ -76,7 +75,14 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
     num_gpus = given.num_gpus or started
     parallel, tokens = _section(path, data, "parallelism"), _section(path, data, "tokens")
     optimizer, model = _section(path, data, "optimizer"), _section(path, data, "model")
-    dp, pp, tp = (whole_number(parallel.get(name), f"{path}: parallelism.{name}") for name in ("dp", "pp", "tp"))
+    asked: list[Question] = []
+    dp, pp, tp = (_number(path, parallel, "parallelism", name, asked) for name in ("dp", "pp", "tp"))
+    micro = _number(path, tokens, "tokens", "micro_batch_size", asked)
+    steps = _number(path, tokens, "tokens", "batch_accumulation_per_replica", asked)
+    length = _number(path, tokens, "tokens", "sequence_length", asked) if given.sequence_length is None else given.sequence_length
+    model_spec = model_of(model, path)
+    if asked:
+        ask(str(path), [*asked, *([NEEDED["model"]] if model_spec is None and given.model is None else [])])
     if num_gpus is not None and num_gpus != dp * pp * tp:
         who = "--gpus says" if given.num_gpus else "its command starts"
         raise PlannerError(f"{path}: dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp} GPUs, but {who} {num_gpus}")
@@ -85,27 +91,62 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
             sets = f"--set parallelism.{name}=1 imports the job without"
             raise PlannerError(f"{path}: parallelism.{name} is {shown(parallel[name])}, {why} in nanotron; {sets}")
     _refuse_own(path, parallel)
+    unread = require_priced(path, data)
     engine = str(parallel.get("pp_engine") or "afab").lower()
     if engine not in ENGINES:
         raise PlannerError(f"{path}: parallelism.pp_engine is {engine}; nanotron knows {', '.join(ENGINES)}")
-    micro = whole_number(tokens.get("micro_batch_size"), f"{path}: tokens.micro_batch_size")
-    steps = whole_number(tokens.get("batch_accumulation_per_replica"), f"{path}: tokens.batch_accumulation_per_replica")
-    split = str(parallel.get("tp_mode") or "ALL_REDUCE").upper() == "REDUCE_SCATTER"
+    mode = str(parallel.get("tp_mode") or "ALL_REDUCE").upper()
+    if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
+        raise PlannerError(f"{path}: parallelism.tp_mode is {shown(mode)}; nanotron knows ALL_REDUCE and REDUCE_SCATTER")
+    split = mode == "REDUCE_SCATTER"
+    level = whole_number(optimizer.get("zero_stage") or 0, f"{path}: optimizer.zero_stage", least=0)
     fields = {
         "tp": tp, "pp": pp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps,
         "schedule": int(ENGINES[engine] if pp > 1 else Schedule.ONE_F_ONE_B), "sequence_parallel": int(split and tp > 1),
-        "zero": whole_number(optimizer.get("zero_stage", 0), f"{path}: optimizer.zero_stage", least=0),
+        "zero": min(level, 1),
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
-    notes = (SELECTIVE,) if str(parallel.get("recompute_granularity")).lower() == "selective" else ()
     waits = split and tp > 1 and not parallel.get("tp_linear_async_communication")
+    lengths = lengths_of(data) or [length]
+    questions = list(own_layers(model, given))
+    if len(lengths) > 1 and given.sequence_length is None:
+        about = f"stages of the data have {' and '.join(str(one) for one in lengths)} tokens"
+        questions.append(dataclasses.replace(NEEDED["sequence_length"], about=about))
     return Reading(
         trainer=spell("nanotron", {"tp_overlap": "off"} if waits else {}), fields=fields, num_gpus=dp * pp * tp,
         global_batch_size=micro * steps * dp,
-        sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
-        precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=_model(model, path),
-        questions=_own_layers(model, given), unread=tuple(left_over(data, SECTIONS)), notes=notes,
+        sequence_length=lengths[0] if len(lengths) == 1 else None, architecture=rows_of(model, tp),
+        precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=model_spec,
+        questions=tuple(questions), unread=unread, notes=(*_notes(parallel, optimizer, split and tp > 1), *notes_of(model)),
     )  # fmt: skip
+
+
+def _notes(parallel: Mapping[str, Any], optimizer: Mapping[str, Any], split: bool) -> list[str]:
+    """What was taken for what; ``split``: activations are shared out between tensor parallel ranks."""
+    factory = optimizer.get("optimizer_factory")
+    words = {**optimizer, **(factory if isinstance(factory, Mapping) else {})}
+    sgd, stage = str(words.get("name")).lower() == "sgd", optimizer.get("zero_stage") or 0
+    kept = split and parallel.get("tp_linear_async_communication") and parallel.get("tp_recompute_allgather") is False
+    single = words.get("torch_adam_is_fused") is False and not sgd
+    return [
+        *[SELECTIVE] * (str(parallel.get("recompute_granularity")).lower() == "selective"),
+        *[f"optimizer.zero_stage {stage} is stage 1 in nanotron, which shards the optimizer's states alone"] * (stage > 1),
+        *["tp_recompute_allgather is false: gathered inputs stay until the backward pass, and are not in the memory"] * bool(kept),
+        *["torch_adam_is_fused is false: weights are updated one by one; priced as one kernel"] * single,
+        *["sgd has no momentum in nanotron; priced with it, so optimizer states come out too large"] * sgd,
+    ]
+
+
+def _number(path: Path, data: Mapping[str, Any], section: str, name: str, asked: list[Question]) -> int:
+    """A whole number; asked for where it is not said, or hangs on what is not."""
+    value = data.get(name)
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
+        value = int(value)
+    if value is None or (isinstance(value, str) and (is_open(value) or not value.strip())):
+        open_ = roots(value) if isinstance(value, str) else []
+        asked.append(Question(name=open_[0] if len(open_) == 1 else f"{section}.{name}", about=f"{section}.{name}"))
+        return 1
+    return whole_number(value, f"{path}: {section}.{name}")
 
 
 def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
@@ -113,6 +154,8 @@ def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
     for name in (one for one, value in parallel.items() if one not in PARALLELISM and value not in (None, False, [], {})):
         if name == "recompute_granularity" and str(parallel[name]).lower() == "selective":
             continue  # of 2024: read with a note
+        if parallel[name] == 1 and parallel[name] is not True and (name == "sp" or str(name).endswith("_size")):
+            continue  # a degree of forks that splits nothing
         said = f"{path}: parallelism.{name} is {shown(parallel[name])}, which no plan of nanotron has"
         raise PlannerError(f"{said}; --set parallelism.{name}=null imports the job without it")
 
@@ -144,50 +187,3 @@ def _optimizer(path: Path, optimizer: Mapping[str, Any]) -> str:
         sets = "--set optimizer.optimizer_factory.name=adamW imports the job with that"
         raise PlannerError(f"{path}: optimizer.optimizer_factory.name is {shown(name)}; nanotron has adamW and sgd; {sets}")
     return OPTIMIZERS[name.lower()]
-
-
-def _own_layers(model: Mapping[str, Any], given: Given) -> tuple[Question, ...]:
-    """What is asked about words of the model that nanotron's own do not have: its reader refuses such keys, so a fork has them."""
-    sizes = model.get("model_config")
-    odd = [name for name, value in (sizes.items() if isinstance(sizes, Mapping) else ()) if value not in (None, False)
-           and not re.fullmatch(MODEL_WORDS, str(name))]  # fmt: skip
-    if not odd or given.model is not None:
-        return ()
-    about = f"layers of this fork: model_config has {', '.join(shown(one) for one in odd[:3])}; a model that is like it"
-    return (Question(name="--model NAME", about=about),)
-
-
-def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
-    """The architecture, from the sizes in the file as config.json of transformers; None where they are not read, and it is asked
-    for. Raises PlannerError for one that is no transformer."""
-    sizes = model.get("model_config")
-    if not isinstance(sizes, Mapping):
-        return None
-    if sizes.get("is_mamba_config"):
-        raise PlannerError(f"{path}: model.model_config has is_mamba_config: Mamba is not priced; transformers are")
-    if (experts := sizes.get("moe_num_experts")) and sizes.get("is_llamoe_config"):
-        return known_model(from_hugging_face({**sizes, "model_type": "mixtral", "num_local_experts": experts}, source=str(path)))
-    if not (sizes.get("is_llama_config") or sizes.get("is_qwen2_config")):
-        return None
-    bias = bool(sizes.get("is_qwen2_config") and sizes.get("attention_bias"))
-    if not sizes.get("moe_config"):
-        kind = "qwen3" if sizes.get("_use_qk_norm") else "qwen2" if bias else "llama"
-        heads = whole_number(sizes.get("num_attention_heads"), f"{path}: model_config.num_attention_heads")
-        head = {"head_dim": whole_number(sizes.get("hidden_size"), f"{path}: model_config.hidden_size") // heads}
-        return known_model(from_hugging_face({**head, **sizes, "model_type": kind}, source=str(path)))
-    mixed = from_hugging_face({**sizes, "model_type": "qwen2_moe", **_experts(sizes, path)}, source=str(path))
-    return known_model(dataclasses.replace(mixed, qkv_bias=bias))
-
-
-def _experts(sizes: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Experts of nn/moe.py in the words of Qwen's config.json.  [config/models_config.py, MoEConfig]"""
-    given = sizes["moe_config"]
-    if not isinstance(given, Mapping):
-        raise PlannerError(f"{path}: model_config.moe_config is {shown(given)}; it must be a section of settings")
-    if given.get("layers", [-1]) != [-1]:
-        raise PlannerError(f"{path}: moe_config.layers is {shown(given['layers'])}; only experts in all layers, [-1], are read")
-    shared = given.get("shared_expert_intermediate_size", 5632) if given.get("enable_shared_expert") else 0
-    return {
-        "num_experts": given.get("num_experts", 8), "num_experts_per_tok": given.get("top_k", 2),
-        "moe_intermediate_size": given.get("moe_intermediate_size", 1408), "shared_expert_intermediate_size": shared,
-    }  # fmt: skip

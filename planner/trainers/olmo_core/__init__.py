@@ -1,7 +1,13 @@
 """OLMo-core."""
 
 PLACE = 74
-FORM = ("py", r"\bTransformer(Pipeline)?TrainModuleConfig\(|\bcookbook\.configure_train_module\(")
+FORM = (
+    "py sh bash slurm sbatch",
+    r"\bTransformer(Pipeline)?TrainModuleConfig\(|\bcookbook\.configure_train_module\(|--(train_module|data_loader)\.\w+"
+    r"|^[ \t\"'(]*(train_module|data_loader)\.\w+="
+    r"|\bolmo_core\.launch\.beaker\b",
+)
+PROGRAMS = True
 TITLE = "OLMo-core (Python configuration script)"
 TRAINERS = ("torchtitan", "fsdp")
 PACKAGE, VERSIONS = "ai2-olmo-core", ">=3.0,<3.1"

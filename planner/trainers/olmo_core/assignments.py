@@ -30,7 +30,7 @@ def require_unchanged(script: Parts) -> None:
             raise PlannerError(f"{script.path}: {what} after its configuration is built, which is not read")
         if PARTS.fullmatch(name) and any(one.arg is None for one in call.keywords):
             raise PlannerError(f"{script.path}: {name[:80]} takes options of a mapping, which are not read")
-    frozen = [one.value for call in script.every_call() for one in call.keywords if one.arg == "freeze_params"]
+    frozen = [one.value for call in script.every_call() for one in call.keywords if one.arg in ("freeze_params", "freeze_experts")]
     if any(script.value(one) not in (None, [], False) for one in frozen) and script.said.setting("freeze_params") != "false":
         raise not_priced(str(script.path), ["freeze_params"], ["freeze_params"])
 

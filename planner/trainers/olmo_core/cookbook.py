@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.trainers.olmo_core.overrides import laid_over
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.python_text import compared, last_name
 from planner.trainers.reading.shell.text import is_open
@@ -35,7 +36,7 @@ class OlmoScript(Parts):
     def whole(self, tree: ast.Module) -> ast.Module:
         """The tree with what the recipe builds where it is called, without what is for other numbers of GPUs."""
         try:
-            return _Written(self.said.num_gpus).visit(tree)
+            return laid_over(_Written(self.said.num_gpus).visit(tree), self.said.settings)
         except RecursionError as error:
             raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
 

@@ -107,6 +107,12 @@ def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
     named = [one for one in script.every_call() if any(word.arg == "vocab_size" for word in one.keywords)]
     for call in named[:MOST_CALLS]:
         made = script.made(call.func)
+        if isinstance(made, ast.Subscript) and isinstance(table := script.made(made.value), ast.Dict):
+            key = script.value(made.slice)
+            chosen = next((node for name, node in zip(table.keys, table.values, strict=True)
+                           if isinstance(name, ast.Constant) and name.value == key), None)  # fmt: skip
+            if isinstance(chosen, ast.Attribute) and last_name(chosen.value) == OWNER:
+                found.append((chosen.attr, call))
         looked_up = isinstance(made, ast.Call) and last_name(made.func) == "getattr" and len(made.args) > 1
         if isinstance(made, ast.Call) and looked_up and last_name(made.args[0]) == OWNER:
             name = script.value(made.args[1])

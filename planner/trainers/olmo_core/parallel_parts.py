@@ -44,17 +44,21 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
         said = script.keywords(call).get("degree", script.value(call.args[0]) if call.args else None)
         degree = _answered(script, said, f"{short}_degree", f"degree of {short}_config", asked)
         found[f"{name}_parallel_degree"] = degree
+        if short == "tp" and script.keywords(call).get("enable_async") is True:
+            found["enable_async_tensor_parallel"] = True
         if short == "cp" and degree > 1 and last_name(call.func) not in RINGS:
             raise PlannerError(f"{script.path}: cp_config {last_name(call.func)[:60]} is not modelled; {' and '.join(RINGS)} are")
         if short == "pp":
-            schedule = word(call, "schedule") or "interleaved_1F1B"
+            schedule = word(call, "schedule", script=script) or "interleaved_1F1B"
             found["pipeline_parallel_schedule"] = SCHEDULES.get(schedule, schedule)
     data = parts.get("dp_config")
     said = script.keywords(data) if data is not None else {}
     for name in ("num_replicas", "shard_degree"):
         there = script.said.setting(name) is not None or said.get(name) is not None
         found[name] = _answered(script, said.get(name), name, f"dp_config.{name}", asked) if there else None
-    return found | {"kind": word(data, "name", 0) or "fsdp"}
+    if said.get("reshard_after_forward") is False:  # of forks
+        found["fsdp_reshard_after_forward"] = "never"
+    return found | {"kind": word(data, "name", 0, script) or "fsdp"}
 
 
 def _answered(script: Parts, value: Any, name: str, about: str, asked: list[Question]) -> int:
@@ -112,16 +116,28 @@ def notes_of(script: Parts, parts: dict[str, ast.Call | None], parallel: dict[st
     ring = cp is not None and last_name(cp.func) == "zig_zag"
     usual = list(dict.fromkeys(script.defaults))
     nodes = parallel["kind"] == "hsdp" and parallel["num_replicas"] is None and parallel["shard_degree"] is None
+    words = (one for call in script.every_call() for one in call.keywords if one.arg == "generate_doc_lengths")
+    masked = any(script.value(one.value) is True for one in words)
+    names = {last_name(getattr(one.func, "value", one.func)) for one in script.every_call()} | {
+        last_name(one.func) for one in script.every_call()
+    }
     return (
+        *["BatchSizeSchedulerCallback changes the batch in the course of the training; the configured one is priced"]
+        * ("BatchSizeSchedulerCallback" in names),
+        *["sequences of NumpyVSLDatasetConfig have several lengths; priced at the longest"] * ("NumpyVSLDatasetConfig" in names),
+        *["attention ends at documents; priced over whole sequences, so its time comes out too long"] * masked,
         *[f"hsdp without num_replicas and shard_degree has one replica a node; nodes have {NODE} GPUs"] * nodes,
         *[f"options of the script at their defaults: {', '.join(usual)}"] * bool(usual),
         *["cp_config zig_zag passes keys and values in a ring; priced as one gathering of them"] * ring,
     )
 
 
-def word(call: ast.Call | None, name: str, place: int = -1) -> str | None:
-    """The last word of an enumeration's member that a keyword is given, or its text."""
+def word(call: ast.Call | None, name: str, place: int = -1, script: Parts | None = None) -> str | None:
+    """The last word of an enumeration's member that a keyword is given, or its text; ``script`` decides between two of them."""
     nodes = [one.value for one in call.keywords if one.arg == name] if call is not None else []
     node = next(iter([*nodes, *(call.args[place : place + 1] if call is not None and place >= 0 else [])]), None)
+    node = script.made(node) if script is not None and isinstance(node, ast.IfExp) else node
+    if isinstance(node, ast.IfExp):
+        return ast.unparse(node)[:80]  # what it hangs on is not known
     node = node.args[0] if isinstance(node, ast.Call) and node.args else node
     return str(node.value) if isinstance(node, ast.Constant) else last_name(node) if node is not None else None

@@ -15,6 +15,7 @@ from planner.layout import Recompute
 from planner.trainers.olmo_core.assignments import require_unchanged
 from planner.trainers.olmo_core.cookbook import LENGTHS, OlmoScript
 from planner.trainers.olmo_core.models import MOST_CALLS, model_of
+from planner.trainers.olmo_core.overrides import NUMBERS, read_as, started
 from planner.trainers.olmo_core.parallel_parts import (
     NODE,
     launched_on,
@@ -26,7 +27,7 @@ from planner.trainers.olmo_core.parallel_parts import (
 )
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.given import Given, Question, ask, value_of
+from planner.trainers.reading.given import Given, OpenQuestionsError, Question, ask, value_of
 from planner.trainers.reading.python_text import UNNAMED, last_name
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import quotient
@@ -35,13 +36,24 @@ from planner.trainers.torchtitan.readback import reading_of
 MODULE = "TransformerTrainModuleConfig"
 PIPELINE = "TransformerPipelineTrainModuleConfig"
 """What configured a pipeline until 2.0."""
+FIELDS = (
+    "rank_microbatch_size", "max_sequence_length", "optim", "max_grad_norm", "scheduler", "compile_model", "compile_loss",
+    "float8_config", "pp_config", "dp_config", "tp_config", "cp_config", "ep_config", "ac_config", "z_loss_multiplier",
+    "state_dict_save_opts", "state_dict_load_opts", "load_key_mapping", "autocast_precision", "label_ignore_index",
+    "freeze_params", "freeze_experts",
+)  # fmt: skip
+"""Fields of that class in all its versions."""
 USUAL_LENGTH = 4096
 """Tokens of a sequence where the call that builds all says none.  [internal/experiment.py, build_config]"""
 OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfig": "Adam"}
 
 
 def read(path: Path, said: Given) -> Reading:
-    """The training of a script. Raises PlannerError, OpenQuestionsError for what its text does not say."""
+    """The training of a script, or of a command that starts one. Raises PlannerError, OpenQuestionsError for what its text does not
+    say."""
+    if path.suffix != ".py":
+        return _of_command(path, said)
+    said = read_as(said)
     script, said, launched, length, usual = _followed(path, said)
     asked: list[Question] = [] if length is not None else [NEEDED["sequence_length"]]
     module = _module(script)
@@ -79,7 +91,8 @@ def read(path: Path, said: Given) -> Reading:
         ranks = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
         each = quotient(training["global_batch_size"], ranks, f"{path}: the global batch by data parallel ranks")
         training["local_batch_size"] = each
-    computes = word(parts.get("dp_config"), "param_dtype") or word(module, "autocast_precision")
+    computes = word(parts.get("dp_config"), "param_dtype", script=script)
+    computes = computes or word(module, "autocast_precision", script=script)
     if computes not in ("bfloat16", "float32", "None", None):
         raise PlannerError(f"{path}: it computes in {shown(computes)}; bfloat16 and float32 are read")
     training["mixed_precision_param"] = "bfloat16" if computes == "bfloat16" else "float32"
@@ -93,6 +106,23 @@ def read(path: Path, said: Given) -> Reading:
         found, model=None if said.model is not None else spec, unread=(*found.unread, *_unread(script, parts)),
         architecture={} if model.vocab_size is None else {"vocab_size": model.vocab_size}, notes=(*found.notes, *notes),
     )  # fmt: skip
+
+
+def _of_command(path: Path, said: Given) -> Reading:
+    """The program that a command starts, under its options; what both leave open is asked in one sentence."""
+    program, over, notes, asked = started(path, said)
+    try:
+        found = read(program, over)
+    except OpenQuestionsError as error:
+        names = {one.about.removeprefix("--") for one in asked}
+        ask(str(path), [*asked, *(one for one in error.questions if one.name not in {NUMBERS.get(name) for name in names})])
+    except PlannerError:
+        if asked:
+            ask(str(path), asked)
+        raise
+    if asked:
+        ask(str(path), asked)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def _followed(path: Path, said: Given) -> tuple[Parts, Given, int | None, int | None, bool]:
@@ -185,7 +215,7 @@ def _part(script: Parts, node: ast.expr, name: str, asked: list[Question]) -> as
 
 def _recompute(script: Parts, call: ast.Call | None, asked: list[Question]) -> Recompute:
     """Every block, or none; what is chosen in between is asked for."""
-    mode = "none" if call is None else (word(call, "mode", 0) or "full")
+    mode = "none" if call is None else (word(call, "mode", 0, script) or "full")
     words = script.keywords(call) if call is not None else {}
     if 1 in (words.get("block_interval"), words.get("activation_memory_budget")):
         mode = {"selected_blocks": "full", "budget": "none"}.get(mode, mode)
@@ -224,4 +254,7 @@ def _unread(script: Parts, parts: dict[str, ast.Call | None]) -> tuple[str, ...]
     """What a plan does not hold, each with its value."""
     reduced = word(parts.get("dp_config"), "reduce_dtype") == "bfloat16"
     fused = "fused_linear" in script.names_used()
-    return ("dp_config.reduce_dtype=bfloat16",) * reduced + ("lm_head.loss_implementation=fused_linear",) * fused
+    module = _module(script)
+    own = [one for one, value in script.keywords(module).items() if one not in FIELDS and value not in (None, False)]
+    said = ("dp_config.reduce_dtype=bfloat16",) * reduced + ("lm_head.loss_implementation=fused_linear",) * fused
+    return (*said, *(f"{last_name(module.func)}.{one}" for one in own))

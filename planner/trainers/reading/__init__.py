@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import SERVERS, having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
-from planner.trainers.reading.programs import started_with, starts_a_trainer, trains_with
+from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -23,17 +24,25 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, [*readers, *SERVERS])
     text = read_text(path)
+    if written := OWN_FILE.search(text):
+        raise PlannerError(library.other_kind(written[1], str(path)))
     said = _counted(path, text, given or Given())
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
+    if fits == ["transformers"] and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
+        plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
+        fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
     if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if run and (named := next((one for one in FOLLOWED if started_with(path, _run(path, text, said, MOST_ARGUMENTS), one)), None)):
         fits = [FOLLOWED[named]]
+    if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
+        fits = [own_program]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
-    if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):
+    alone = path.suffix == ".py" and "__main__" in text and trains_with(text) is None
+    if not fits and alone and load("trl", "readback").in_modules(path):
         fits = ["trl"]
     if name or fits:
         try:
@@ -53,6 +62,10 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     raise PlannerError(f"{path}: looks like no configuration of {', '.join([*readers, *SERVERS])}; say which with --from")
 
 
+OWN_FILE = re.compile(rf"^({'|'.join(library.WRITTEN)}): *\d+$", re.MULTILINE)
+"""What the planner itself wrote is read already."""
+
+
 def _counted(path: Path, text: str, said: Given) -> Given:
     """What is said, with the number of GPUs for the variable that a script of one node takes it from: its branches follow."""
     named = OWN_NUMBER.search(text) if said.num_gpus and _ending(path, text) in SHELL else None
@@ -70,6 +83,14 @@ OWN_NUMBER = re.compile(
 """NUM_GPUS=${NUM_GPUS:-8}: what the user is free to say, and --gpus says."""
 NODES = re.compile(r"nnodes|num_?nodes|num_machines|nhosts", re.IGNORECASE)
 """Words of scripts for several nodes, where such a number is that of a node."""
+
+
+def _starts(reader: object, path: Path, run: str) -> bool:
+    """Whether a script starts a program in Python that this reader knows, whose options it lays over what the program says."""
+    if not getattr(reader, "PROGRAMS", False) or _ending(path, run.lstrip("\n")) not in SHELL:
+        return False
+    files = (program_file(path, one) for one in list(dict.fromkeys(re.findall(r"[^\s=]{1,200}\.py(?=\s|$)", run)))[:MOST_PROGRAMS])
+    return any(_looks_like(reader.FORM, one, read_text(one)) for one in files if one is not None)  # type: ignore[attr-defined]
 
 
 MOST_WORDS, MOST_ARGUMENTS = 12, 400
@@ -117,7 +138,7 @@ def _through_its_program(path: Path, said: Given) -> Reading | None:
 
 def _started(path: Path, text: str) -> str:
     """Texts of the scripts beside it that a script starts."""
-    start = r"(?:\b(?:bash|sh|sbatch)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
+    start = r"(?:\b(?:bash|sh|sbatch|srun(?:[ \t]++-\S++)*+)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
     names = re.findall(rf"{start}([\w./-]{{1,200}}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
     files = [beside(path, one, (".sh", ".bash", ".slurm", ".sbatch")) for one in list(dict.fromkeys(names))[:8]]
     return "\n".join(read_text(one) for one in files if one is not None and one.resolve() != path.resolve())

@@ -205,6 +205,8 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
         return None
     text = launcher.text("nproc_per_node")
     each = launcher.number("nproc_per_node") or (seen if text in ("gpu", "auto") else None)
+    if each is None and is_open(script.variables.text("NNODES") or ""):  # NNODES=$WORLD_SIZE: the environment says it
+        return None
     each = each or _variable(script, "NPROC_PER_NODE")
     if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None
@@ -306,7 +308,7 @@ def _require_named(path: Path, words: list[str], said: Given) -> None:
 def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
     named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
-    named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
+    named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json")) and "=" not in word]
     if not named:
         _require_named(path, found.words, said)
     data: dict[str, Any] = {}
@@ -326,5 +328,7 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     given = {**data, **found.settings}
+    if (engine := found.written.get(str(given.get("deepspeed")).removeprefix("./"))) is not None:
+        given["deepspeed"] = library.parse_json(engine, f"{path}: {given['deepspeed']}")
     keys = {name: value for name, value in said.settings.items() if name in given or not _VARIABLE.fullmatch(name)}
     return Settings(path, said.with_settings(keys).filled(given), said=said)

@@ -21,6 +21,8 @@ from planner.workload import LORA_WHOLE
 OPTIMIZERS = {
     "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
     "adamw_apex_fused": "adam", "adamw_anyprecision": "adam", "stable_adamw": "adam", "torch.optim.adamw": "adam",
+    "adamw_torch_xla": "adam", "adamw_torch_npu_fused": "adam", "schedule_free_adamw": "adam", "optimi_adamw": "adam",
+    "adopt_adamw": "adam", "ao_adamw_8bit": "adam_8bit", "ao_adamw_fp8": "adam_8bit", "lion_pytorch": "lion",
     "torch.optim.adam": "adam", "fusedadam": "adam", "cpuadam": "adam", "deepspeedcpuadam": "adam",
     "adamw_8bit": "adam_8bit", "adamw_bnb_8bit": "adam_8bit", "adamw_torch_8bit": "adam_8bit", "adamw8bit": "adam_8bit",
     "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
@@ -94,6 +96,8 @@ class FineTuning:
     offload_activations: bool = False
     lora_rank: int = 0
     lora_targets: str = "all"
+    lora_whole: str = ""
+    """Tables that the trainer trains as a whole by itself; empty = those that the file names."""
     frozen_weights: str = "bf16"
     objective: str = "lm"
     options: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +126,8 @@ def reading(job: FineTuning) -> Reading:
     batch = micro * (steps or 1)  # of one replica: to_plan asks for the GPUs first
     if gpus is not None:
         dp = quotient(gpus, split, f"{where}: GPUs by tensor, pipeline and sequence parallel degrees")
+        if _splits_batches(job.given):
+            micro = quotient(micro, dp, f"{where}: split_batches: the batch of a step by {dp} processes")
         if steps is None:
             steps = -(-(job.batch or 1) // (micro * dp))
         batch = micro * steps * dp
@@ -132,16 +138,16 @@ def reading(job: FineTuning) -> Reading:
     fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
     fields.setdefault("recompute", int(Recompute.FULL if job.recompute else Recompute.NONE))
     mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.upcasts and job.precision != "fp32")
-    precision = job.precision
-    if job.half_weights and not mixed and not job.lora_rank:
-        precision = "bf16_true"
+    half = job.half_weights and not mixed and not job.lora_rank
+    precision, low = _precision(job.precision, half, trainer)
     if job.model and ENCODERS.search(job.model.lower()):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
     plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
-    states, paged = _states(job.optimizer, trainer)
+    states, paged = _states(*_optimizer(job), trainer, where)
+    noted = (*noted, *low)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
     if not job.lora_rank:
@@ -151,13 +157,19 @@ def reading(job: FineTuning) -> Reading:
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets="all" if not job.lora_rank else "attention" if single else job.lora_targets,
-        lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
+        lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
     _require_priced(result, where)
     return result
+
+
+def _splits_batches(given: Settings) -> bool:
+    """Whether the batch of a device is what all of them share.  [accelerate, utils/dataclasses.py: DataLoaderConfiguration]"""
+    inside = isinstance(given.data.get("accelerator_config"), Mapping) and given.flag("accelerator_config.split_batches")
+    return bool(inside) or given.flag("split_batches")
 
 
 _ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate))\w*size = '?1'?")
@@ -178,7 +190,7 @@ LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|f
 """Names of linear layers, which modules_to_save trains as a whole."""
 
 
-def _trained_whole(given: Settings) -> str:
+def trained_whole(given: Settings) -> str:
     """Which tables are trained as a whole together with adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
@@ -204,12 +216,18 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
         return ()
     tables = sorted({str(one) for one in words if TABLES.search(str(one))})
     notes = [adapters_on_tables(tables)]
+    more = () if job.given.flag("lora_target_linear") else layers_beside(words, job.lora_targets)
+    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *more)
+
+
+def layers_beside(words: list[Any], targets: str) -> tuple[str, ...]:
+    """Note about linear layers without adapters that are priced with those that have them; ``words`` name those that have."""
     parts = _linear_layers(words)
-    beside = [one for one in WITH_ADAPTERS.get(job.lora_targets, ()) if one not in parts]
+    beside = [one for one in WITH_ADAPTERS.get(targets, ()) if one not in parts]
     named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
-    more = f"adapters on {named} alone are priced as {job.lora_targets}, so {', '.join(beside)} too"
-    known = parts <= set(WITH_ADAPTERS["all"]) and beside
-    return (*(notes * (bool(tables) and _trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
+    if not beside or not parts <= set(WITH_ADAPTERS["all"]):
+        return ()
+    return (f"adapters on {named} alone are priced as {targets}, so {', '.join(beside)} too",)
 
 
 def adapters_on_tables(named: Sequence[str]) -> str:
@@ -222,20 +240,45 @@ def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     fewer = re.search(r"(?<![\d.])[123][-_]?bits?\b", (job.model or "").lower())
     if job.lora_rank and fewer is not None:
         raise PlannerError(f"{job.given.path}: weights of {job.model} lie in fewer than 4 bits, which is not priced")
+    eight = re.search(r"(gptq|gguf|awq|w8a16|bnb)\S*(int8|8bits?)|w8a16|[-_]8bit", (job.model or "").lower())
+    if job.lora_rank and eight is not None and job.frozen_weights in ("bf16", "fp32"):
+        return "int8", (f"weights of {job.model} lie in 8 bits: priced as int8",)
     four_bits = re.search(r"gptq|awq|aqlm|int4|w4a16|nvfp4|bnb-nf4|[-_]4bit", (job.model or "").lower())
     if not job.lora_rank or four_bits is None or job.frozen_weights not in ("bf16", "fp32"):
         return job.frozen_weights, ()
     return "nf4", (f"weights of {job.model} lie in 4 bits: priced as nf4",)
 
 
-def _states(optimizer: str, trainer: str) -> tuple[str, tuple[str, ...]]:
-    """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others."""
+def _precision(said: str, half: bool, trainer: str) -> tuple[str, tuple[str, ...]]:
+    """(the precision as the trainer has it, what was taken for what); ``half``: weights, gradients and states lie in 16 bits."""
+    found = "bf16_true" if half else said
+    if said != "fp8" or (not half and said in load_trainer(trainer).legal.precisions):
+        return found, ()
+    what = "fp8 with weights in 16 bits and no fp32 copy" if half else f"fp8 of {trainer}"
+    return ("bf16_true" if half else "bf16"), (f"{what} is priced with products in bf16: time comes out too long",)
+
+
+def _optimizer(job: FineTuning) -> tuple[str, tuple[str, ...]]:
+    """The optimizer that DeepSpeed's configuration names before that of the arguments, and a note where they differ.
+    [transformers, integrations/deepspeed.py: deepspeed_optim_sched]"""
+    named = job.sharding.optimizer if job.sharding.kind == "deepspeed" else None
+    if named is None or (states := OPTIMIZERS.get(named, "adam")) == job.optimizer:
+        return job.optimizer, ()
+    as_it_is = "" if named in OPTIMIZERS else ", priced as adam"
+    return states, (f"the optimizer {named[:40]} of DeepSpeed's configuration counts, not that of the arguments{as_it_is}",)
+
+
+def _states(optimizer: str, notes: tuple[str, ...], trainer: str, where: str) -> tuple[str, tuple[str, ...]]:
+    """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others. Raises
+    PlannerError for one that it has not."""
     plain = optimizer.removeprefix("paged_")
     known = load_trainer(trainer).stored.optimizer_bytes
-    if optimizer in known or plain == optimizer or plain not in known:
-        return optimizer, ()
+    if plain not in known and optimizer not in known:
+        raise PlannerError(f"{where}: optimizer {optimizer} is not modelled over {trainer}; {', '.join(known)} are")
+    if optimizer in known or plain == optimizer:
+        return optimizer, notes
     note = "paged states are priced on the GPU: memory comes out too high, by those states at most"
-    return plain, (note,)
+    return plain, (*notes, note)
 
 
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
@@ -281,11 +324,17 @@ def adapter_targets(names: Any) -> str:
     return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
 
 
+def _alternatives(text: str) -> list[str]:
+    """The names that an expression ends with: of .*self_attn.(q|v)_proj q_proj and v_proj."""
+    last = re.search(r"\((?:\?:)?([\w|]{1,200})\)(\w{0,20})[^\w|]{0,4}$", text)
+    return [f"{one}{last[2]}" for one in last[1].split("|")] if last else [text]
+
+
 def _linear_layers(words: list[Any]) -> set[str]:
     """Short names of linear layers: of q_proj q; of a joint one those of its parts."""
     parts = set()
-    for word in words:
-        tail = str(word).strip().rpartition(".")[2].lower()
+    for word in (one for text in words for one in _alternatives(str(text))):
+        tail = word.strip().rpartition(".")[2].lower()
         if not (TABLES.search(tail) and len(words) > 1):  # a note says that tables are not priced
             parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
     return parts

@@ -11,7 +11,7 @@ from planner.layout import CpMethod, Module, Recompute
 from planner.record import record
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.guides import guide
-from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.settings import JSON, Settings, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import percent
 
@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, int]] = {
     "zero2_offload": {"zero": 2, **HOST_STATES}, "zero3_offload": {"zero": 3, **HOST_ALL},
     **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
     "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},
+    "ds_z2_autotp_config.json": {"zero": 2, "tp": 2}, "ds_z3_fp8_config.json": {"zero": 3, **HOST_STATES},
     "deepspeed_configs/zero1.json": {"zero": 1}, "deepspeed_configs/zero1_torch_compile.json": {"zero": 1},
     "deepspeed_configs/zero2.json": {"zero": 2, **HOST_STATES},
     "deepspeed_configs/zero2_torch_compile.json": {"zero": 2, **HOST_STATES},
@@ -112,6 +113,9 @@ def deepspeed(value: Any, path: Path, where: str, given: Settings | None = None)
             f"{path}: {where} names {shown(name)}, which is not beside it; put the file there, or say --set {where}=zero3 (zero1, "
             "zero2, zero2_offload, zero3_offload)"
         )
+    if name.endswith(JSON):
+        own = f"{Path(name).name} is not there: taken as the file of that name which comes with its trainer"
+        found = dataclasses.replace(found, notes=(*found.notes, own))
     return found
 
 
@@ -121,8 +125,9 @@ def _deepspeed(given: Settings) -> Sharding:
     optimizer, weights = (_device(zero, f"offload_{what}") for what in ("optimizer", "param"))
     # weights on the host are for stage 3 alone  [runtime/zero/config.py, offload_param]
     fields = {"zero": stage, **_host(given, optimizer, weights if stage == 3 else "none", zero)}
-    if zero.size("zero_hpz_partition_size", 1) > 1:
-        raise PlannerError(f"{zero.where('zero_hpz_partition_size')}: hierarchical partitions of weights are not modelled")
+    for name in ("zero_hpz_partition_size", "mics_shard_size"):
+        if zero.size(name, 1, least=-1) > 1:
+            raise PlannerError(f"{zero.where(name)}: hierarchical partitions of weights are not modelled")
     if (tp := given.section("tensor_parallel").size("autotp_size", 1, least=0)) > 1:
         fields["tp"] = tp
     if (sp := given.size("sequence_parallel_size")) > 1:
@@ -135,9 +140,19 @@ def _deepspeed(given: Settings) -> Sharding:
     ]
     return Sharding(
         kind="deepspeed", fields=fields, micro_batch_size=numbers[0], accumulation=numbers[1], batch=numbers[2],
-        precision=precision, optimizer=None if kind is None else str(kind).lower(),
+        precision=precision, optimizer=None if kind is None else str(kind).lower(), notes=_state_dtypes(given),
         unread=tuple(one for one in given.left() if not QUIET_ZERO.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
+
+
+def _state_dtypes(given: Settings) -> tuple[str, ...]:
+    """Dtypes of states other than those that are priced.  [runtime/bf16_optimizer.py; runtime/constants.py]"""
+    halves = (f"{kind}_{what}" for kind in ("bf16", "fp16") for what in ("master_weights_and_grads", "optimizer_states"))
+    found = [one for one in halves if given.section(one[:4]).get(one) is True]
+    notes = [f"{one}: states are priced in fp32: memory comes out too high" for one in found]
+    if str(given.section("data_types").get("grad_accum_dtype", "bf16")).lower() in ("fp32", "float32"):
+        notes.append("data_types.grad_accum_dtype: gradients are priced in 16 bits: memory comes out too low")
+    return tuple(notes)
 
 
 def _device(zero: Settings, name: str) -> str:
@@ -166,7 +181,7 @@ def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict
 def accelerate(path: Path) -> Sharding:
     """What the YAML of accelerate says. Raises PlannerError."""
     given = Settings(path, file_settings(path, "a configuration of accelerate"))
-    kind = str(given.get("distributed_type", "NO")).upper().rpartition(".")[2]
+    kind = str(given.get("distributed_type", "NO") or "NO").upper().rpartition(".")[2]  # YAML's NO is false
     precision = str(given.get("mixed_precision", "no")).lower()
     processes, machines = given.number("num_processes"), given.size("num_machines")
     readers = {"FSDP": _fsdp_yaml, "DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}
@@ -265,7 +280,8 @@ def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) 
     """Settings of FSDP, with or without the prefix that accelerate gives them. Raises PlannerError."""
     version = int(part.number(f"{prefix}version", 0, least=0) or part.number("version", 0, least=0) or 0)
     reshard = part.first(f"{prefix}reshard_after_forward", "reshard_after_forward")
-    named = part.first(f"{prefix}sharding_strategy", "sharding_strategy", default=strategy)
+    named = part.first(f"{prefix}sharding_strategy", "sharding_strategy")
+    named = strategy or named  # the words beside the section go first  [transformers, training_args.py]
     # Version 1 keeps its strategy under either name; version 2 has only the yes or no.
     word = str(reshard if reshard is not None and (version == 2 or named is None) else named or "full_shard").lower()
     if word not in STRATEGIES:

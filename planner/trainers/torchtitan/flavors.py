@@ -1,6 +1,7 @@
 """Which model a configuration of torchtitan names, and how its registry builds it."""
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ FLAVORS = {
 
 def model_named(paths: list[str], name: str, flavor: str) -> str:
     """The preset that a configuration trains, by its assets or by family and flavour; '' = not stated."""
+    name = re.sub(r"(^|.*[._])(?=(llama\d|deepseek_v3|qwen3)$)|(?<=llama\d)_(ft|simple_fsdp)$", "", name)
+    flavor = re.sub(r"_(flex|varlen|sdpa)(_attn)?$", "", flavor)
     for one in paths:
         tail = one.replace("\\", "/").rstrip("/").split("/")
         if preset := next((preset for part in reversed(tail[-3:]) if (preset := preset_of(part))), None):

@@ -17,7 +17,8 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
-from planner.trainers.torchtitan.python_modules import Sections, mode_of, of_module
+from planner.trainers.torchtitan.own_words import of_replicas, own_layers, require_converters, require_states
+from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
 
 TRAINS = r"torchtitan\S*train\b"
 """torchtitan's program, as a module or a file."""
@@ -30,7 +31,9 @@ PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
     "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches", "enable_async_tensor_parallel",
-    "expert_parallel_degree",
+    "expert_parallel_degree", "fsdp_reshard_after_forward", "pipeline_parallel_split_points", "pipeline_parallel_schedule_csv",
+    "pipeline_parallel_layers_per_stage", "pipeline_parallel_microbatch_size", "context_parallel_rotate_method",
+    "disable_loss_parallel", "enable_loss_parallel",
 )  # fmt: skip
 """Keys of [training] and [experimental] that belong to parallelism since 2025."""
 
@@ -71,20 +74,34 @@ TABLES = (
 """Tables of a configuration of torchtitan, of all its versions."""
 
 
-def tables(path: Path, data: dict[str, Any]) -> Sections:
-    """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
-    found = _plain(data)
-    experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
-    old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
-    for section in (found["training"], dict(experimental or {})):
+def _renamed(found: Sections, experimental: dict[str, Any]) -> None:
+    """Sections with today's names in place of those of other versions and forks."""
+    for section in (found["training"], experimental):
         if "data_parallel_degree" in section:  # before there were replicas
             section["data_parallel_shard_degree"] = section.pop("data_parallel_degree")
         for name in _OLD_PARALLEL:
             if name in section:
                 found["parallelism"].setdefault(name, section[name])
                 found["training"].pop(name, None)
+    if (joint := found["parallelism"].pop("enable_loss_parallel", None)) is not None:
+        found["parallelism"].setdefault("disable_loss_parallel", not joint)
+    if (parts := found["parallelism"].pop("module_names_per_model_chunk", None)) is not None:
+        found["parallelism"].setdefault("module_fqns_per_model_part", parts)
+    if found["training"].get("data_parallel_type") == "ddp":  # of 2024
+        whole = found["parallelism"].pop("data_parallel_shard_degree", -1)
+        found["parallelism"] |= {"data_parallel_replicate_degree": whole, "data_parallel_shard_degree": 1}
+    if "grad_accumulation_steps" in found["training"]:  # of forks
+        found["training"].setdefault("gradient_accumulation_steps", found["training"].pop("grad_accumulation_steps"))
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
+
+
+def tables(path: Path, data: dict[str, Any]) -> Sections:
+    """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
+    found = _plain(data)
+    experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
+    old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
+    _renamed(found, dict(experimental or {}))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
     own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
     wrong = [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]  # other layers
@@ -95,27 +112,35 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
-    other["recompute"] = mode_of(path, checkpoint.get("mode", "selective"))
-    if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":
-        other["layers"], other["version"] = str(checkpoint.get("selective_ac_option", "2")), "0.1" if old else "0.2"
+    mode = checkpoint.get("mode", "selective")
+    other["questions"] = [between(mode)] if mode in BETWEEN else []
+    other["recompute"] = mode_of(path, "selective" if mode in BETWEEN else mode)
+    named = "per_op_sac_force_recompute_mm_shapes_by_fqns"
+    if [one for one in checkpoint.get(named) or () if "router" not in str(one)]:
+        notes.append(f"activation_checkpoint.{named}: products that it names are priced as others")
+    option = str(checkpoint.get("selective_ac_option", "2"))
+    if other["recompute"] == Recompute.SELECTIVE and mode not in BETWEEN and option != "op":
+        other["layers"], other["version"] = option, "0.1" if old else "0.2"
     model = _table(data, "model")
     names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
     other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
-    other["untied"] = str(model.get("name", "")) == "llama3"
+    if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
+        notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
+    other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
-    states = [f"optimizer.{one}" for one, value in _table(data, "optimizer").items() if value is True and STATES.search(one)]
-    if states:
-        raise not_priced(str(path), states, states)
+    other["questions"] += require_states(path, _table(data, "optimizer"))
+    notes += [*own_layers(model), *of_replicas(data)]
+    if _table(data, "optimizer").get("implementation") == "for-loop":
+        notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
+    if _table(data, "compile").get("enable_async_tensor_parallel") is True:  # where it stands since 0.3
+        found["parallelism"].setdefault("enable_async_tensor_parallel", True)
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
+    parts = parts.split(",") if isinstance(parts, str) else parts
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
-    other.update(_low_precision(data, model))
+    other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
-
-
-STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
-"""Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -123,18 +148,21 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     converters = [
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
     old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
-    quantised = _table(_table(data, "quantize"), "linear")
+    notes += require_converters(path, converters, {one: _table(data, one) for one in ("float8", "mx", "quantize")})
+    quantised = {**_table(_table(data, "quantize"), "dense"), **_table(_table(data, "quantize"), "linear")}
+    grouped = {"grouped": any("grouped_mm" in one or "moe" in one for one in converters)}
+    grouped["grouped"] |= any(_table(data, one).get("moe_fqns_prototype") for one in ("float8", "mx"))
     recipe = str(
         _table(quantised, "float8").get("recipe_name") or _table(data, "float8").get("recipe_name") or "tensorwise"
     )
     if old or any("float8" in one for one in converters):
-        return {"precision": "fp8_row" if recipe.startswith("rowwise") else "fp8"}
-    return {"precision": "mxfp8"} if any("mx" in one for one in converters) else {}
+        return {"precision": "fp8_row" if recipe.startswith("rowwise") else "fp8", **grouped}
+    return {"precision": "mxfp8", **grouped} if any("mx" in one for one in converters) else {}
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -148,6 +176,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     questions: dict[str, str] = {}
     words = [word for command in script.commands for word in command.words]
     registered: Sections = {}
+    lists: dict[str, list[str]] = {}
     gpus: int | None = None
     toml = False
     for command in script.commands:
@@ -161,6 +190,11 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
             if section not in SECTIONS or not key or key.startswith(PATHS):
                 continue
             value = values[0] if values else "true"
+            if key.startswith("no_"):  # of tyro: --training.no-enable-cpu-offload
+                key, value = key[3:], "false"
+            if key in ("components", "converters"):  # lists, whose words follow each other or stand in several flags
+                lists.setdefault(key, []).extend(values)
+                value = ",".join(lists[key])
             if is_open(value) or under:
                 asked = () if "." in key else roots(value) or [one for one in under if one] or [key]
                 questions |= {one: name for one in asked if one not in questions}
@@ -174,8 +208,10 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         ask(
             str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
         )
+    union = _of_union(path, words, given)
     if registered:
         over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
+        over["other"] |= union
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
@@ -184,11 +220,20 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         data["model"] = {**data["model"], "converters": converters.split(",")}
     known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
-    found["other"]["toml"] = toml
-    for word in words:  # of a union of classes, since 0.3
-        if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
-            found["other"]["recompute"] = mode_of(path, word.split(":", 1)[1])
+    found["other"] |= {"toml": toml, **union}
     return {**found, "started": {"gpus": gpus}}
+
+
+def _of_union(path: Path, words: list[str], given: Given) -> dict[str, Any]:
+    """The policy of recompute that a word of a union of classes chooses, since 0.3: activation-checkpoint:full."""
+    chosen = [one[1].lower() for word in words if (one := re.fullmatch(r"activation[-_]checkpoint:(\S+)", word))]
+    if not chosen:
+        return {}
+    said = given.setting("activation_checkpoint.mode")
+    mode = next((name for name in ("full", "selective", "none") if chosen[-1].startswith(name)), None)
+    if mode is None and said is None:
+        return {"questions": [between(chosen[-1])]}
+    return {"recompute": mode_of(path, said or mode)}
 
 
 OWN_MODULES = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
@@ -221,7 +266,7 @@ def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) 
     found = tables(path, given.filled(data))
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
     names = {"activation_checkpoint": ("recompute", "layers", "version"), "optimizer": ("optimizer",), "compile": ("compile",),
-             "precision": ("precision",)}  # fmt: skip
+             "precision": ("precision", "grouped")}  # fmt: skip
     kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 

@@ -13,10 +13,13 @@ from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
-from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, uneven, whole_number
+from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.own_words import notes_of, of_its_kind
 from planner.trainers.torchtitan.python_modules import Sections
+from planner.trainers.torchtitan.python_parts import NO_CHUNKS
+from planner.trainers.torchtitan.stages import pipeline
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "parallelism": {
@@ -25,28 +28,30 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1, "pipeline_parallel_microbatches": None,
         "num_pp_microbatches": 1,
         "pipeline_parallel_layers_per_stage": None, "pipeline_parallel_first_stage_less_layers": 1,
-        "pipeline_parallel_last_stage_less_layers": 1, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
+        "pipeline_parallel_last_stage_less_layers": 1, "pipeline_parallel_split_points": None,
+        "pipeline_parallel_schedule_csv": None, "context_parallel_rotate_method": "allgather",
+        "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
         "enable_async_tensor_parallel": False, "expert_tensor_parallel_degree": None, "expert_parallel_comm_backend": "standard",
         "enable_sequence_parallel": True, "disable_loss_parallel": False,
     },
     "training": {
         "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False, "dtype": "float32",
-        "mixed_precision_param": "bfloat16", "num_tokens_per_microbatch_per_dp_rank": None, "num_tokens_per_train_step": -1,
+        "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
+        "num_tokens_per_microbatch_per_dp_rank": None, "num_tokens_per_train_step": -1,
         "max_context_length": 2048, "gradient_accumulation_steps": 1, "enable_float8_linear": False,
     },
 }  # fmt: skip
 """Keys that decide the layout and the batch, with torchtitan's defaults."""
-QUIET = ("context_parallel_load_balancer", "context_parallel_rotate_method", "spmd_backend", "steps", "enable_compiled_autograd",
-         "mixed_precision_reduce", "disable_cuda_graphs", "max_norm", "gc_freq", "gc_debug", "warmup_steps", "dataset",
+QUIET = ("context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "spmd_backend", "steps", "enable_compiled_autograd",
+         "disable_cuda_graphs", "max_norm", "gc_freq", "gc_debug", "warmup_steps", "dataset",
          "dataset_path", "seed", "deterministic", "enable_fsdp_symm_mem", "data_parallel_type", "debug_moe_force_load_balance",
-         "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-         "pipeline_parallel_split_points", "pipeline_parallel_schedule_csv",
          "pipeline_parallel_expert_parallel_overlap")  # fmt: skip
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
 DECIDES = re.compile(
     r"float8|fp[48]|mxfp|[48]_?bit|quant|lora|galore|offload|frozen|freeze|(recompute|checkpoint)|parallel_(degree|size)|micro_?batch"
     r"|accumulation|batch_size|teacher|distill|(^|[._])ema([._]|$)|dtype|precision"
+    r"|ulysses|context_parallel_(type|impl)|tp2ep"
 )
 """Words of a fork's own keys of these sections that decide memory, precision or degrees."""
 
@@ -94,6 +99,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     ]
 
     _require_language_model(path, unread)
+    in_chunks = [one for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
     if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training)]:
         raise not_priced(str(path), wrong, wrong)
@@ -118,7 +124,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
-    schedule, chunks, split = _pipeline(path, parallel, pp, spec)
+    schedule, chunks, split = pipeline(path, parallel, pp, spec)
     passed = _passes(path, parallel, training, schedule, (pp, micro, batch // dp))
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
@@ -141,7 +147,8 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
-        notes=(*other.get("notes", ()), *passed),
+        architecture={"mtp_layers": other["mtp_layers"]} if other.get("mtp_layers") else {},
+        notes=(*other.get("notes", ()), *passed, *notes_of(parallel, training, other, spec), *[NO_CHUNKS] * bool(in_chunks)),
     )  # fmt: skip
 
 
@@ -186,14 +193,18 @@ def _passes(
 def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any], tp: int) -> list[Question]:
     """What decides memory and a plan of torchtitan cannot say. Raises PlannerError."""
     etp = parallel["expert_tensor_parallel_degree"]
-    if etp not in (None, 1):
-        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan of torchtitan has 1 only")
+    experts = whole_number(parallel["expert_parallel_degree"], f"{path}: parallelism.expert_parallel_degree")
+    if etp not in (None, 1) and experts > 1:  # without it experts lie over tensor parallel ranks whatever it says
+        sets = "--set parallelism.expert_tensor_parallel_degree=1 imports the job with that"
+        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan has 1 only; {sets}")
     if tp > 1 and str(parallel["enable_sequence_parallel"]).lower() == "false":
-        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan of torchtitan has it with tp > 1")
-    if re.fullmatch(r"[1-9]\d{0,3}", other.get("layers", "1")):
-        return []
-    about = f"it is {shown(other['layers'])}; op, or n for every n-th layer"
-    return [Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op", "2"))]
+        sets = "--set parallelism.enable_sequence_parallel=true imports the job with it"
+        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan has it with tp > 1; {sets}")
+    found = [*other.get("questions", ()), *of_its_kind(str(other.get("optimizer", "AdamW")))]
+    if not re.fullmatch(r"[1-9]\d{0,3}", other.get("layers", "1")):
+        about = f"it is {shown(other['layers'])}; op, or n for every n-th layer"
+        found.append(Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op", "2")))
+    return found
 
 
 def _recompute(other: Mapping[str, Any], model: ModelSpec | None, pp: int, chunks: int) -> dict[str, int]:
@@ -270,6 +281,9 @@ def _precision(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]
         raise PlannerError(
             f"{path}: training.dtype is {shown(training['dtype'])}; torchtitan knows float32 and bfloat16"
         )
+    if training["mixed_precision_param"] not in ("bfloat16", "float32"):
+        what = f"training.mixed_precision_param is {shown(training['mixed_precision_param'])}"
+        raise PlannerError(f"{path}: {what}; torchtitan knows float32 and bfloat16")
     return low or ("fp32" if training["mixed_precision_param"] == "float32" else "bf16")
 
 
@@ -281,30 +295,3 @@ def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
             f"{path}: optimizer.name is {shown(name)}; the planner's torchtitan knows Adam, AdamW and Muon"
         )
     return known[name.lower()]
-
-
-def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int, model: ModelSpec | None) -> tuple[Schedule, int, dict[str, int]]:
-    """Schedule, virtual stages per rank, and the uneven ends."""
-    if pp == 1:
-        return Schedule.ONE_F_ONE_B, 1, {}
-    names = {name.lower(): one for one, name in SCHEDULES.items()}
-    name = str(parallel["pipeline_parallel_schedule"])
-    if name.lower() not in names:
-        raise PlannerError(
-            f"{path}: parallelism.pipeline_parallel_schedule is {shown(name)}; the planner prices {', '.join(SCHEDULES.values())}"
-        )
-    schedule = names[name.lower()]
-    stages, each = parallel["module_fqns_per_model_part"], parallel["pipeline_parallel_layers_per_stage"]
-    if stages is None and each is not None and model is not None:  # embedding and head count as layers  [pipeline_parallel.py]
-        ends = sum(whole_number(parallel[f"pipeline_parallel_{end}_stage_less_layers"], f"{path}: {end}_stage_less_layers", least=0)
-                   for end in ("first", "last"))  # fmt: skip
-        count = -(-(model.num_layers + ends) // whole_number(each, f"{path}: parallelism.pipeline_parallel_layers_per_stage"))
-        return schedule, quotient(count, pp, f"{path}: virtual stages of {each} layers by the pipeline degree"), {}
-    if stages is None:
-        return schedule, 1 if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B) else 2, {}
-    counts = [sum(str(module).startswith("layers.") for module in stage) for stage in stages]
-    chunks = quotient(len(counts), pp, f"{path}: parallelism.module_fqns_per_model_part by the pipeline degree")
-    v_shaped = schedule in (Schedule.ZBV, Schedule.DUALPIPE_V)
-    owners = [*range(pp), *reversed(range(pp))] if v_shaped else [i % pp for i in range(len(counts))]
-    held = [sum(count for count, owner in zip(counts, owners, strict=True) if owner == rank) for rank in range(pp)]
-    return schedule, chunks, uneven(held)

@@ -19,6 +19,7 @@ from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
+from planner.trainers.verl.sft_words import by_tokens, of_tokens, require_adam, require_priced
 
 PROGRAM = (
     r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer|[\w.]+\.fsdp_sft_trainer"
@@ -275,6 +276,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     engine = next((one.rpartition("=")[2] for one in found.words if re.match(r"[+~]*(model_)?engine=", one)), "fsdp")
     if engine not in ("fsdp", "fsdp2", "megatron"):
         raise PlannerError(f"{given.path}: engine={engine} is not modelled; fsdp and megatron are")
+    require_adam(given)
     if engine == "megatron" or "tensor_model_parallel_size" in given.section("engine").data:
         return _sft_megatron(given, found, num_gpus)
     if own := [one.partition(" = ")[0] for one in given.left() if OWN_TERM.match(one)]:
@@ -287,7 +289,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     config = config if config.place == "engine." else config.section("fsdp_config")
     sp = max(given.size("ulysses_sequence_parallel_size"), config.size("ulysses_sequence_parallel_size"))
     rank, batch = model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
-    micro, more = _of_tokens(data, sp, max((gpus or 1) // sp, 1))
+    micro, more = of_tokens(data, sp, (gpus or 0) // sp, batch, by_tokens(found))
     fields = {
         "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) else 2,
         **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
@@ -307,25 +309,15 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     half = str(config.get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
-        trainer=spell("verl", {"loss": "fused_linear"} if model.flag("use_liger") else {}), fields=fields, model=spec,
-        model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
+        trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
+        num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more, *foreseen, *waits),
+        frozen_weights=("bf16" if half else "fp32") if rank else None,
+        notes=(*notes, *more, *foreseen, *waits, *require_priced(given)),
         architecture={"mtp_layers": ahead},
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
-
-
-def _of_tokens(data: Settings, cp: int, dp: int) -> tuple[int, tuple[str, ...]]:
-    """Sequences per forward pass of the SFT trainer, and what was taken for what; ``dp``: ranks that share the micro batch of verl
-    until 0.2, whose word has no _per_gpu."""
-    length, tokens = data.size("max_length", 1024), data.number("max_token_len_per_gpu")
-    if not data.flag("use_dynamic_bsz", tokens is not None):
-        each, shared = data.number("micro_batch_size_per_gpu"), data.number("micro_batch_size")
-        return each or (quotient(shared, dp, f"{data.path}: micro_batch_size by the ranks that share it") if shared else 4), ()
-    micro = max((tokens or 8192) * cp // length, 1)
-    return micro, (f"micro batches of up to {(tokens or 8192) * cp} tokens are read as {micro} sequences of {length} tokens",)
 
 
 def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
@@ -333,9 +325,13 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     model, data, engine = given.section("model"), given.section("data"), given.section("engine")
     name = model.label("path", "partial_pretrain")
     spec, notes = named_model(name, given.path) if name else (None, ())
-    gpus, rank, batch = num_gpus or found.num_gpus, model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
+    gpus, batch = num_gpus or found.num_gpus, data.size("train_batch_size", 256)
+    rank = model.size("lora_rank", 0, 0) or model.section("lora").size("rank", 0, 0)
+    if rank and (kind := str(model.section("lora").get("type", "lora"))) not in ("lora", "canonical_lora"):
+        raise PlannerError(f"{model.where('lora.type')} is {shown(kind)}; adapters of LoRA are priced")
     fields = {**_megatron(engine), **_offloaded(given)}
-    micro, more = _of_tokens(data, fields["cp"], max((gpus or 1) // (fields["tp"] * fields["cp"] * fields["pp"]), 1))
+    ranks = (gpus or 0) // (fields["tp"] * fields["cp"] * fields["pp"])
+    micro, more = of_tokens(data, fields["cp"], ranks, batch, by_tokens(found))
     length = data.size("max_length", 1024)
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0
     fields["micro_batch_size"] = micro
@@ -348,6 +344,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
         trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights="bf16" if rank else None, notes=(*notes, *more, *foreseen, *waits), architecture={"mtp_layers": ahead},
+        frozen_weights="bf16" if rank else None, architecture={"mtp_layers": ahead},
+        notes=(*notes, *more, *foreseen, *waits, *require_priced(given)),
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip

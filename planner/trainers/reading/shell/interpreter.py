@@ -18,6 +18,7 @@ from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
     at_end,
     batch_options,
+    before_file,
     launcher_variables,
     place_of_file,
     place_of_written,
@@ -280,9 +281,8 @@ class _Follower:
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.nested(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
-            self.behind(words[: place - 1] if name == "srun" else [], partial(self.started, file, words[place + 1 :]))
-        if name == "sed":
-            self.script.edits.append(rest)
+            self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
+        self.script.edits += [rest] * (name == "sed")
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
         if name in ("source", "."):
@@ -367,8 +367,8 @@ class _Follower:
         """Follows a script that lies where this one does; what its path begins with may be unknown."""
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
-        if self.directory and os.path.isabs(rest) and not library.is_file(path):  # as the author's machine has it
-            path = at_end(self.directory, path) or path
+        if self.directory and rest and not library.is_file(path):  # as the author's machine has it, or of a folder above
+            path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name)) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)

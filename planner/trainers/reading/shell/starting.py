@@ -84,11 +84,19 @@ SHELLS = ("bash", "sh", "zsh")
 
 def place_of_file(words: list[str]) -> int:
     """Place of the script that bash, sbatch or its own name starts; -1 = none."""
+    script = rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)"
     skipped = len(before_shell(words))
+    if words[0] == "srun" and not skipped:  # without a shell: srun --nodes 2 ./node.sh
+        return next((i for i, word in enumerate(words) if not word.startswith("-") and re.fullmatch(script, word)), -1)
     first = skipped + 1 if words[skipped] in (*SHELLS, "sbatch") else 0
     place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
-    named = place < len(words) and re.fullmatch(rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)", words[place])
+    named = place < len(words) and re.fullmatch(script, words[place])
     return place if named and (first or place == 0) else -1
+
+
+def before_file(words: list[str], place: int) -> list[str]:
+    """The words of srun before a script that it starts on every node, and the shell before it."""
+    return words[: place - (words[place - 1] in SHELLS)] if words[0] == "srun" else []
 
 
 def at_end(folder: Path, path: Path) -> Path | None:

@@ -1,0 +1,109 @@
+"""Arguments of LLaMA-Factory that count under others alone, or that change memory or time by a part no plan has a word for.
+[LLaMA-Factory 0.1 to 0.9.5: hparams, model/adapter.py, model/patcher.py, train/trainer_utils.py]"""
+
+import dataclasses
+
+from planner.errors import PlannerError
+from planner.layout import CpMethod
+from planner.trainers.reading.fine_tuning import KERNELS
+from planner.trainers.reading.given import Question
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.sharding import Sharding
+
+NEW_TOKENS = ("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens", "new_special_tokens_config")
+"""With one of them, and no additional_target, adapters train embedding and head as a whole."""
+ATTENTION = {**KERNELS, "disabled": "unfused", "off": "unfused", "true": "fa2"}
+"""flash_attn -> attention_kernel."""
+USUAL = ("auto", "false", "")
+IDLE = (
+    r"(galore|apollo|badam)_\w+|freeze_(trainable|extra)_\w+|num_layer_trainable|name_module_trainable|export_\w+|offload_folder"
+    r"|quantization_device_map|kt_\w+|cpu_infer|(reward|ppo|kto|oft|vllm|sglang|profiler)_\w+|module_dropout|use_(cache|audio_in_video)"
+)
+"""Settings of optimizers, steps and exports that are off: what switches them on is refused before."""
+SAID_ELSEWHERE = {
+    "shift_attn": "priced as whole attention: time comes out too long",
+    "auto_find_batch_size": "per_device_train_batch_size is smaller where memory runs out",
+    "upcast_lmhead_output": "not priced: logits lie in fp32, memory comes out too low",
+}
+"""Settings that change memory or time by a part that a plan has no word for -> what is priced."""
+
+
+def compiled(given: Settings) -> bool:
+    """Whether the model is compiled: naming a backend or a mode says so too.  [transformers, training_args.py]"""
+    named = any(given.get(f"torch_compile_{one}") is not None for one in ("backend", "mode"))
+    return given.flag("torch_compile") or named
+
+
+def require_a_training(given: Settings) -> None:
+    """Raises PlannerError for a file that predicts, evaluates or analyses."""
+    said = [f"{one} without do_train" for one in ("do_predict", "do_eval") if given.flag(one)]
+    said += ["do_train: false"] * ("do_train" in given.data)
+    if said and not given.flag("do_train"):
+        raise PlannerError(f"{given.path}: {said[0]}: nothing is trained; --set do_train=true imports it as a training")
+
+
+def over_sequences(given: Settings, split: Sharding) -> tuple[Sharding, tuple[str, ...]]:
+    """Sequences that forks cut over GPUs, by a ring unless they say Ulysses, and what was taken for what.
+    [360-LLaMA-Factory, hparams/model_args.py]"""
+    size, mode = given.size("sequence_parallel_size"), str(given.get("sequence_parallel_mode", "zigzag-ring"))
+    if size == 1:
+        return split, ()
+    ring = mode != "ulysses" and split.kind != "deepspeed"
+    fields = {**split.fields, "cp": size, "cp_method": int(CpMethod.RING if ring else CpMethod.A2A)}
+    note = f"sequence_parallel_size: {mode[:40]} over DeepSpeed is priced as Ulysses"
+    return dataclasses.replace(split, fields=fields), () if ring or mode == "ulysses" else (note,)
+
+
+def length(given: Settings, usual: int) -> int:
+    """Tokens at which sequences are cut; before cutoff_len, the prompt and the answer by themselves."""
+    parts = [given.number(one) for one in ("max_source_length", "max_target_length")]
+    if given.get("cutoff_len") is None and parts[0] is not None:
+        return parts[0] + (0 if given.get("stage") == "pt" else parts[1] or 512)
+    return given.size("cutoff_len", usual)
+
+
+def bits(given: Settings, kind: str) -> int | None:
+    """Bits of the frozen base; None = 16. Raises PlannerError for what LLaMA-Factory does not start, or a plan does not know."""
+    found = given.number("quantization_bit", most=8)
+    if found is not None and kind != "lora":
+        why = f"weights in {found} bits are not trained; finetuning_type is {kind}"
+        raise PlannerError(f"{given.where('quantization_bit')}: {why}; --set quantization_bit=null imports the job without")
+    if found not in (None, 4, 8):
+        raise PlannerError(f"{given.where('quantization_bit')}: weights in {found} bits are not priced; 4 and 8 are")
+    return found
+
+
+def whole_tables(given: Settings) -> str:
+    """Tables that are trained as a whole because rows are added, one of LORA_WHOLE."""
+    added = any(given.get(one) not in (None, False, "") for one in NEW_TOKENS)
+    return "both" if added and given.get("additional_target") is None else ""
+
+
+def ask_what_is_open(given: Settings) -> None:
+    """Asks for what one answer settles."""
+    if given.get("parallelism_config") not in (None, False):
+        about = "degrees of accelerate beside DeepSpeed or FSDP, which are not read; false imports the job without"
+        given.ask(Question(name="parallelism_config", about=about, choices=("false",)))
+
+
+def notes(given: Settings, objective: str, adapters: bool, kind: str) -> tuple[str, ...]:
+    """What a plan leaves out of the settings that are there; ``kind`` of sharding."""
+    found = [f"{name}: {what}" for name, what in SAID_ELSEWHERE.items() if given.get(name) not in (None, False, "")]
+    own = [one for one in ("ref_model", "ref_model_checkpoint", "dpo_ref_model") if given.get(one)]
+    if objective == "dpo" and adapters and own:
+        found.append(f"{own[0]}: a model of its own beside the base, which is not priced: memory comes out too low by its weights")
+    if objective == "dpo" and given.get("ref_model_quantization_bit") is not None:
+        found.append("ref_model_quantization_bit: the reference model is priced in 16 bits: memory comes out too high")
+    if adapters and given.get("adapter_name_or_path") and not given.flag("create_new_adapter"):
+        found.append("adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others")
+    if adapters and whole_tables(given):
+        found.append("rows are added and additional_target is not said: embedding and head are trained as a whole")
+    method = str(given.get("quantization_method", "bnb")).lower()
+    if given.get("quantization_bit") is not None and method not in ("bnb", "bitsandbytes"):
+        found.append(f"quantization_method {method[:40]} is priced as bitsandbytes")
+    kernel = str(given.get("flash_attn", "auto")).lower()
+    if kernel not in ATTENTION and kernel not in USUAL:
+        found.append(f"attention by {kernel[:40]} is priced as the choice of torch")
+    if compiled(given) and kind == "deepspeed":
+        found.append("torch_compile is not priced over DeepSpeed: time comes out too long")
+    return tuple(found)

@@ -1,0 +1,102 @@
+"""Words of torchtitan that a plan says otherwise, or does not hold: what is to be said of them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.model import ModelSpec
+from planner.trainers.reading.given import Question, setting_of_a_fork
+from planner.trainers.reading.values import not_priced
+
+STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
+"""Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
+TYPES = re.compile(r"dtype|precision|bf16|fp(8|16)|quant")
+"""Words of [optimizer] that may be of the states, or of a product within the step."""
+LAYERS = re.compile(r"name|flavor|norm_type|tokenizer\w*|hf_\w+|converters|print_\w+|model_args|\w*path\w*|\w*(token|tokens)")
+"""Words of [model] that torchtitan has, or that make no other layers."""
+LINEAR, GROUPED = r"float8|mx|(quantize\.)?(linear|dense)\.(float8|mx)", r"(quantize\.)?(grouped_mm|moe)\.(float8|mx)"
+"""Converters of linear layers, and of the grouped products of experts.  [components/quantization]"""
+FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
+"""Layers that stay as they are without a word: their products are few, or planner's fp8 leaves them out."""
+BACKENDS = ("standard", "deepep", "hybridep")
+
+
+def require_states(path: Path, optimizer: Mapping[str, Any]) -> list[Question]:
+    """What is asked about words of the optimizer that may be of its states. Raises PlannerError for those that are."""
+    usual = ("", "float32", "fp32", "torch.float32")
+    on = [one for one, value in optimizer.items() if value is True or (isinstance(value, str) and value not in usual)]
+    states = [f"optimizer.{one}" for one in on if STATES.search(one) and not TYPES.search(one)]
+    if states:
+        raise not_priced(str(path), states, states)
+    return [setting_of_a_fork(f"optimizer.{one}", "torchtitan") for one in on if TYPES.search(one)]
+
+
+def of_its_kind(name: str) -> list[Question]:
+    """What is asked about an optimizer of a fork that is of Adam's kind by its name: two moments a weight, or other states."""
+    if name.lower() in ("adam", "adamw") or not re.fullmatch(r"(?i)(decoupled|aggmo|clipped|stable|nd|c)*_?(adamw?|adopt)", name):
+        return []
+    about = f"it is {shown(name)}, an optimizer of a fork; AdamW where it holds two moments a weight in float32"
+    return [Question(name="optimizer.name", about=about, choices=("AdamW",))]
+
+
+def of_replicas(data: Mapping[str, Any]) -> list[str]:
+    """A note on replicas that train apart and are synchronised by torchft."""
+    part = data.get("fault_tolerance")
+    if not isinstance(part, Mapping) or part.get("enable") is not True:
+        return []
+    how = f" and {shown(part['semi_sync_method'])}" if part.get("semi_sync_method") else ""
+    return [f"fault_tolerance: replicas that torchft synchronises{how}, with what that holds and sends, are not in the plan"]
+
+
+def own_layers(model: Mapping[str, Any]) -> list[str]:
+    """A note on words of [model] that torchtitan does not have."""
+    own = [one for one, value in model.items() if not isinstance(value, str | Mapping) and value not in (None, False, 0, [])
+           and not LAYERS.fullmatch(one)]  # fmt: skip
+    return [f"words of [model] that torchtitan does not have, not in the plan: {', '.join(own[:8])}"] if own else []
+
+
+def require_converters(path: Path, converters: list[str], table: Mapping[str, Any]) -> list[str]:
+    """Notes on the converters of a model. Raises PlannerError for one that is not priced. ``table``: what [float8], [mx] and
+    [quantize] say."""
+    whole = [one for one in converters if re.fullmatch(LINEAR, one)]
+    wrong = [one for one in converters if one not in whole and not re.fullmatch(GROUPED, one)]
+    if wrong or (converters and not whole):
+        which = wrong[0] if wrong else converters[0]
+        why = "is not priced" if wrong else "alone, low precision of the experts without the linear layers, is not priced"
+        raise PlannerError(f"{path}: model.converters {shown(which)} {why}; --set model.converters=[] imports the job without")
+    kept = [str(one) for one in _found(table, "filter_fqns") if not FEW.fullmatch(str(one))]
+    notes = [f"layers whose names hold {', '.join(kept[:8])} stay in 16 bits; priced in low precision"] * bool(kept)
+    notes += ["FSDP gathers weights in 8 bits; priced in 16"] * (True in _found(table, "enable_fsdp_float8_all_gather"))
+    return notes if whole else []
+
+
+def _found(table: Mapping[str, Any], key: str) -> list[Any]:
+    """Values of a key in a table and those in it."""
+    found: list[Any] = []
+    for name, value in table.items():
+        if name == key:
+            found += value if isinstance(value, list) else str(value).split(",") if isinstance(value, str) else [value]
+        elif isinstance(value, Mapping):
+            found += _found(value, key)
+    return found
+
+
+def notes_of(
+    parallel: Mapping[str, Any], training: Mapping[str, Any], other: Mapping[str, Any], model: ModelSpec | None
+) -> list[str]:
+    """What is taken for what, or is not in the plan."""
+    whole = str(parallel["disable_loss_parallel"]).lower() == "true" and parallel["tensor_parallel_degree"] > 1
+    turned = parallel["context_parallel_degree"] > 1 and parallel["context_parallel_rotate_method"] != "allgather"
+    backend, experts = str(parallel["expert_parallel_comm_backend"]), parallel["expert_parallel_degree"] > 1
+    reduce = str(training["mixed_precision_reduce"])
+    low = other.get("precision") in ("fp8", "fp8_row", "mxfp8") and not other.get("grouped")
+    dense = low and model is not None and model.is_moe
+    return [
+        *["disable_loss_parallel: each rank has the logits of the whole vocabulary, and the memory a share of them"] * whole,
+        *["context_parallel_rotate_method alltoall passes keys and values in a ring; priced as one gathering of them"] * turned,
+        *[f"expert_parallel_comm_backend {shown(backend)} is priced as an all-to-all"] * (experts and backend not in BACKENDS),
+        *[f"mixed_precision_reduce {shown(reduce)}: gradients are reduced in it, and priced in float32"] * (reduce != "float32"),
+        *["products of the experts stay in 16 bits; priced in low precision with the others"] * dense,
+    ]
