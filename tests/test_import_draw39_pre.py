@@ -36,7 +36,7 @@ def test_a_word_of_the_precision_plugin_does_not_take_back_its_recipe(tmp_path: 
     both = f"{eight}recipe.trainer.plugins.grad_reduce_in_fp32 = False\n"
     assert read(written(tmp_path, NEMO + eight, "a.py")).precision == "fp8"
     found = read(written(tmp_path, NEMO + both, "b.py"))
-    assert (found.precision, found.trainer) == ("fp8", "nemo+gradient_dtype=bf16+tp_overlap=off")
+    assert (found.precision, found.trainer) == ("fp8", "nemo+gradient_dtype=bf16+fp8_param_gather=on+tp_overlap=off")
 
 
 MLPERF = """
@@ -306,9 +306,9 @@ def test_layers_and_states_of_a_program_of_megatron_bridge(tmp_path: Path) -> No
     assert further is not None and further.mtp_layers == 1
     assert asked_for(_bridge(tmp_path, "model.window_size = (128, 0)")) == ["--model NAME"]
     aware = "optimizer.use_precision_aware_optimizer = True\n    config.optimizer."
+    assert asked_for(_bridge(tmp_path, f"{aware}main_params_dtype = torch.float16")) == ["optimizer.main_params_dtype"]
     for line, why in (
         ("dist.use_torch_fsdp2 = True", "--set dist.use_torch_fsdp2=false"),
-        (f"{aware}main_params_dtype = torch.float16", "weights in fp16"),
         (f"{aware}exp_avg_sq_dtype = torch.bfloat16", "moments in fp32 and bf16"),
     ):
         with pytest.raises(PlannerError, match=why):

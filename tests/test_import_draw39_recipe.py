@@ -111,7 +111,10 @@ def test_sizes_of_its_own_in_a_script_of_nemo_2(tmp_path: Path, config: str) -> 
         "llm.finetune(model=model, data=data, trainer=trainer)\n"
     )
     file = written(tmp_path, text, "ft.py")
-    assert [one.name for one in _read(file).questions] == ["--model NAME"]
+    found = _read(file)
+    assert isinstance(found.model, ModelSpec) and found.model.num_layers == 4 and not found.questions
+    own = written(tmp_path, text.replace("num_layers", "hidden_size"), "own.py")
+    assert [one.name for one in _read(own).questions] == ["--model NAME"]
     whole = written(tmp_path, text.replace("num_layers: int = 4", "seed: int = 4").replace("num_layers=4", ""), "whole.py")
     assert not _read(whole).questions
 

@@ -247,7 +247,9 @@ def test_a_recipe_of_megatron_bridge_in_yaml(tmp_path: Path) -> None:
     assert (found.model.name, found.num_gpus, found.global_batch_size) == ("llama-3-8b", 16, 64)
     assert [found.fields[name] for name in ("tp", "micro_batch_size")] == [2, 2]
     (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  num_layers: 4\n")
-    with pytest.raises(OpenQuestionsError, match=r"--model NAME \(num_layers make it a model of its own"):
+    assert read(tmp_path / "own.yaml", None, Given(num_gpus=8)).model.num_layers == 4
+    (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  hidden_size: 512\n")
+    with pytest.raises(OpenQuestionsError, match=r"--model NAME \(hidden_size make it a model of its own"):
         to_plan(read(tmp_path / "own.yaml", None, Given(num_gpus=8)))
     (tmp_path / "none.yaml").write_text("recipe:\n  name: x\ntrain:\n  a: 1\n")
     with pytest.raises(PlannerError, match="its section recipe has no _target_"):

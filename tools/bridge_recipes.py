@@ -17,12 +17,16 @@ from planner.trainers.megatron_bridge.recipes import DECISIVE, functions, settin
 from planner.trainers.reading.shell.text import is_open  # noqa: E402
 
 OUTPUT = ROOT / "planner" / "trainers" / "megatron_bridge" / "recipes.yaml"
-TRUE = ("ddp.grad_reduce_in_fp32", "ddp.use_distributed_optimizer")
+TRUE = (
+    "ddp.grad_reduce_in_fp32", "ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "optimizer.use_distributed_optimizer",
+    "mixed_precision.grad_reduce_in_fp32",
+)  # fmt: skip
 """Settings that are on where nothing is said."""
 USUAL = {
     "ddp.data_parallel_sharding_strategy": "no_shard", "optimizer.exp_avg_dtype": "float32", "mixed_precision": "bf16_mixed",
     "model.moe_token_dispatcher_type": "alltoall", "model.moe_flex_dispatcher_backend": "deepep",
-    "model.cp_comm_type": "p2p",
+    "model.cp_comm_type": "p2p", "optimizer.main_params_dtype": "float32", "optimizer.exp_avg_sq_dtype": "float32",
+    "model.cross_entropy_loss_fusion": True, "model.hf": "",
 }  # fmt: skip
 """What the reader takes where nothing is said."""
 PERFORMANCE = re.compile(r"(?!_)\w+_(pretrain|sft|peft)_\d+gpu_\w+_config")
@@ -32,6 +36,10 @@ UNPRICED = (
 """Settings that decide memory and that the reader has no word for."""
 
 
+SECTION = "comm_overlap.tp_comm_overlap"
+"""What says that a recipe has that section at all, which overlaps gradients too."""
+
+
 def kept(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that decide a plan and are not the defaults of the reader."""
     said = {name: settings[name] for name in DECISIVE if settings.get(name) not in (None, "none", [])}
@@ -39,7 +47,8 @@ def kept(settings: dict[str, Any]) -> dict[str, Any]:
         said.pop("dataset.seq_length", None)
     return {
         name: value for name, value in said.items()
-        if value != USUAL.get(name) and (name in TRUE or value is True or value not in (False, 1)) and not (name in TRUE and value)
+        if value != USUAL.get(name) and (name in (*TRUE, SECTION) or value is True or value not in (False, 1))
+        and not (name in TRUE and value) and not (name == "model.attention_backend" and value not in ("unfused", "local"))
     }  # fmt: skip
 
 

@@ -64,7 +64,8 @@ def settings(path: Path, said: Given, found: Launch) -> tuple[dict[str, Any], in
         about = f"sequences per step: the recipe of {near_size} GPUs is started on {gpus}"
         said.questions.append(Question(name="--global-batch-size B", about=about))
     note = f"recipe {sizes[near_size]}, as Megatron-Bridge of 2026-11 publishes it, under the options of the command"
-    return {**recipes[sizes[near_size]], "mixed_precision": precision, **changed}, gpus or near_size, hardware, (note,)
+    reduced = {"mixed_precision": precision, "mixed_precision.grad_reduce_in_fp32": False}  # as _perf_precision has it
+    return {**recipes[sizes[near_size]], **reduced, **changed}, gpus or near_size, hardware, (note,)
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """Megatron-Bridge: scripts that start a recipe with overrides, and the recipes themselves in Python."""
 
+
 import ast
 import dataclasses
 import re
@@ -9,53 +10,39 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, nearest_first, shown
-from planner.layout import CpMethod, Recompute, Schedule
-from planner.model import ModelSpec
 from planner.model_names import preset_of
-from planner.runs.job import chunk_layers
-from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
-from planner.trainers.megatron.trainer_words import STATE_TYPES
 from planner.trainers.megatron_bridge import performance, saved
+from planner.trainers.megatron_bridge.of_settings import parse, require_no_fsdp
+from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
     SECTIONS,
-    SIZES,
     functions,
     imported,
+    known_to,
     published,
-    script_settings,
     settings_of,
     with_modules_beside,
 )
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
-from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
-from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, beside, parsed
-from planner.trainers.reading.values import not_priced, quotient, read_text, stage_ends
+from planner.trainers.reading.programs import program_file, started_with
+from planner.trainers.reading.settings import Settings, parsed
+from planner.trainers.reading.shell import evaluate, is_open, shown_text
+from planner.trainers.reading.values import read_text
 
 OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
 """Sections of a YAML that go over a recipe and decide a plan."""
+OTHERS = ("mixed_precision", "scheduler", "checkpoint", "logger", "tokenizer", "rng", "profiling", "validation")
+"""Its other sections."""
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
-MATTERS = re.compile(
-    r"model\.(?!hf|moe_router|moe_aux|moe_permute|moe_grouped|attention_backend|cross_entropy|calculate|apply_rope|bias_|gradient_acc|freeze"
-    r"|seq_length|masked_softmax|persist|rotary|max_position|init_model|deallocate|cuda_graph_(scope|warmup)|make_vocab).*"
-    r"|optimizer\.(main_\w+|exp_avg_sq_dtype|overlap_\w+)|ddp\.(fsdp\w*|outer\w*|num_distributed\w+)|comm_overlap\.\w+"
-)
-"""Overrides that may change time or memory and are not read."""
-CAPACITY = ("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity")
-SHARDS = ("dist.use_torch_fsdp2", "strategy.fsdp", "ddp.use_custom_fsdp")
-"""Settings that hand weights to an FSDP that a plan of these trainers does not hold; the second and third are NeMo's."""
-PRECISIONS = (
-    ("mxfp8", "mxfp8"), ("fp8_mx", "mxfp8"), ("fp8_sc", "fp8_block"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"),
-    ("blockwise", "fp8_block"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16"),
-)  # fmt: skip
-"""Words in the names of precision recipes.  [training/mixed_precision.py]"""
-
+BY_NAME = r"\S*run_recipe\.py"
+"""The program of Megatron-Bridge that starts a recipe by its name."""
+TRAINS = ("pretrain", "finetune", "train", "ConfigContainer", "TrainingConfig")
+"""What a program uses that trains."""
+PUBLISHED = ("the recipe is as Megatron-Bridge of 2026-11 publishes it",)
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a script or of a recipe. Raises PlannerError."""
@@ -64,11 +51,27 @@ def read(path: Path, said: Given) -> Reading:
         tree = library.parse_python(read_text(path), str(path))
         if "distill" in path.stem or "prune" in path.stem:
             raise PlannerError(f"{path}: distillation and pruning are not modelled")
-        return parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
+        settings, notes = _of_module(path, tree, said, known)
+        return parse(path, said, settings, said.num_gpus, notes=notes)
     if path.suffix in (".yaml", ".yml"):
         return _of_yaml(path, said, known)
-    found = launched(path, said, rf"{PROGRAM}|{performance.PROGRAM}")
+    return _of_command(path, said, known)
+
+
+def _of_command(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
+    """A recipe that a command starts: by its name, by the performance launcher, or by a program of the project."""
+    commands = evaluate(read_text(path), str(path), said.settings, path.parent).commands
+    own = started_with(path, "\n".join(" ".join(one.words) for one in commands), "Megatron-Bridge")
+    found = launched(path, said, "|".join([*map(re.escape, own), PROGRAM, performance.PROGRAM]))
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
+    gpus = said.num_gpus or found.num_gpus or (found.node_gpus * found.nodes if found.node_gpus and found.nodes else None)
+    if found.program in own and not re.fullmatch(BY_NAME, found.program) and (file := program_file(path, found.program)):
+        tree = library.parse_python(read_text(file), str(file))
+        known = with_modules_beside(file, tree, known)
+        program = Program(file, said, known_to(tree, _with_one_like_it(path, tree, said, known)), _merged)
+        settings = program.started(found.settings, _of_one_length(words))
+        notes = (*found.notes, f"{file.name} is followed under the options of its command", *program.notes(), *PUBLISHED)
+        return parse(path, said, settings, gpus, notes=notes)
     if performance.is_launcher(found):
         settings, gpus, hardware, notes = performance.settings(path, said, found)
         reading = parse(path, said, {**settings, **words}, gpus, notes=notes)
@@ -78,20 +81,18 @@ def read(path: Path, said: Given) -> Reading:
     name = str(called[0] if isinstance(called, list) and called else called or "")
     if not name and said.questions:  # its variable is asked for
         name = next(iter(known))
-    if not name:
-        raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")
     if name not in known:
-        about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
-        said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
-    base = known.get(name, {"model.hf": ""})
-    return parse(path, said, {**base, **_flags(found.settings), **_of_one_length(words)}, said.num_gpus or found.num_gpus)
-
-
-def _no_fsdp(given: Settings) -> None:
-    """Raises PlannerError for states that Megatron-FSDP or torch's FSDP shards."""
-    for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
-        if given.flag(name):
-            raise PlannerError(f"{given.path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
+        about = f"the recipe that {shown(found.program)} starts, which is not here"
+        if name:
+            about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
+        near = tuple(nearest_first(name or found.program, known)[:3])
+        said.questions.append(Question(name="recipe", about=about, choices=near))
+        name = near[0]
+    base = known[name]
+    over, notes = {**_flags(found.settings), **_of_one_length(words)}, (*found.notes, *PUBLISHED)
+    if base.get("model.hf") and is_open(str(over.get("model.hf", ""))):  # where its files lie
+        notes = (*notes, f"--hf_path {shown_text(over.pop('model.hf'))[:80]}: read as a place of the recipe's own model")
+    return parse(path, said, {**base, **over}, gpus, notes=notes)
 
 
 def _over(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,15 +102,10 @@ def _over(data: Mapping[str, Any]) -> dict[str, Any]:
     return _of_one_length(over | saved.whole(data))
 
 
-def _merged(path: Path, tree: ast.Module) -> dict[str, Any]:
-    """What the YAML says that a script merges over its recipe by itself, where it lies in its folder."""
-    nodes = list(ast.walk(tree))
-    if not any(isinstance(one, ast.Attribute) and ast.unparse(one) == "OmegaConf.load" for one in nodes):
-        return {}
-    texts = (one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str))
-    files = (beside(path, place) for one in texts if re.fullmatch(r"[\w./-]{1,100}\.ya?ml", one) for place in (one, f"conf/{one}"))
-    file = next((one for one in files if one is not None), None)
-    return _over(resolved(extended(file, "overrides of a recipe of Megatron-Bridge"))) if file is not None else {}
+def _merged(path: Path) -> dict[str, Any]:
+    """What a YAML says that a program merges over its recipe; nothing where its sections are the program's own."""
+    data = resolved(extended(path, "overrides of a recipe of Megatron-Bridge"))
+    return _over(data) if data.keys() & {*OVERRIDES, *OTHERS} else {}
 
 
 def _of_one_length(words: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +139,12 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
         return parse(path, said, saved.settings(path, data), said.num_gpus)
     _of_its_own(path, data)
     over = _over(data)
-    _no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
+    require_no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
     call = data.get("recipe")
     if call is None:
-        said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))
+        hub = str((data.get("model") or {}).get("hf_model_id") or "") if isinstance(data.get("model"), Mapping) else ""
+        like = tuple(name for name, one in known.items() if hub and one.get("model.hf") == hub and "gpu_" not in name)
+        said.questions.append(Question(name="recipe", about="the recipe that these settings go over", choices=like))
     call = call if isinstance(call, Mapping) else {"_target_": call or next(iter(known))}
     target = str(call.get("_target_", "")).rpartition(".")[2]
     if not target:
@@ -177,8 +175,8 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
     return {place: given[name] for name, place in names.items() if given.get(name) is not None}
 
 
-def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[str, Any]:
-    """Settings of the one recipe of a module, or of the one that is named."""
+def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(Settings of the one recipe of a module, of the one that is named, or of a program; notes)."""
     recipes = [
         name for name, one in functions(tree).items() if name.endswith("_config") and not name.startswith("_")
         and any(isinstance(node, ast.Return) and node.value for node in ast.walk(one))  # not one that checks it
@@ -193,8 +191,12 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
         known = _with_one_like_it(path, tree, said, with_modules_beside(path, tree, known))
-        return script_settings(tree, known) | _merged(path, tree)
-    return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
+        program = Program(path, said, known_to(tree, known), _merged)
+        names = {*program.names_used()}
+        if not names & {*TRAINS} and not any(one in known for one in names):
+            raise PlannerError(f"{path}: it starts no training (pretrain, finetune) and takes none of the recipes")
+        return program.started({}, {}), (*program.notes(), *PUBLISHED * bool(imported(tree)))
+    return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), ()
 
 
 def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> Any:
@@ -208,191 +210,3 @@ def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> 
         needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
         ask(str(path), [Question(name="recipe", about=about, choices=tuple(nearest_first(names[0], known)[:3])), *needed])
     return {**known, **dict.fromkeys(names, known[asked])}
-
-
-def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",
-          notes: tuple[str, ...] = ()) -> Reading:  # fmt: skip
-    """The job that the settings of a recipe describe, of Megatron-Bridge or of NeMo before it. Raises PlannerError."""
-    for name in list(said.settings):
-        if "." in name or name in settings:
-            settings[name] = parsed(str(said.setting(name)))
-    sizes = [name for name in settings if SIZES.fullmatch(name) and settings[name] is not None]
-    if sizes and said.model is None:
-        names = ", ".join(one.removeprefix("model.") for one in sizes[:3])
-        about = f"{names} make it a model of its own: a preset or a config.json like it"
-        said.questions.append(Question(name="--model NAME", about=about))
-    settings = {name: value for name, value in settings.items() if name not in sizes}
-    given = Settings(path, settings, said=said)
-    hf = given.label("model.hf") if "model.hf" in settings else ""
-    model, noted = named_model(hf, path) if hf else (None, ())
-    model = _with_tables(given, said, model)
-    if trainer == "nemo" and (ahead := given.number("model.mtp_num_layers", 0, 0)):
-        where = given.where("model.mtp_num_layers")
-        raise PlannerError(f"{where} is {ahead}: layers that predict more tokens are not priced in NeMo; 0 imports the job")
-    shards = [one for one in SHARDS if given.get(one) not in (None, "", False, "false")]
-    if shards:
-        raise not_priced(str(path), shards, shards)
-    _no_fsdp(given)
-    if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
-        why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
-        raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file: {why}")
-    fields = _layout(given, said.spec() or model)
-    batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
-    fields["micro_batch_size"] = micro
-    split = fields["tp"] * fields["cp"] * fields["pp"]
-    if gpus is not None and gpus % split and said.num_gpus is None:
-        given.ask(Question(name="--gpus N", about=f"{gpus} by the file, which tp x pp x cp = {split} does not divide"))
-        gpus = None
-    if gpus is not None:
-        dp = quotient(gpus, split, f"{path}: GPUs by the degrees")
-        fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{path}: global_batch_size by micro batches")}
-    peft = given.get("peft")
-    if peft not in (None, "lora", "LoRA", "none", "None"):
-        raise PlannerError(f"{path}: peft is {shown(peft)}, which is not modelled; lora is")
-    adapters = peft in ("lora", "LoRA")
-    for name in ("dim", "target_modules", "dropout"):
-        settings.setdefault(f"peft.{name}", None)
-    evenly = padded_experts(given.data.get(CAPACITY[0]), given.data.get(CAPACITY[1]), fields["ep"])
-    for name in CAPACITY if evenly is not None else ():
-        given.get(name)
-    length = given.number("model.seq_length") or given.number("dataset.seq_length")
-    given.get("dataset.seq_length")
-    return Reading(
-        trainer=_trainer(given, trainer), fields=fields, model=model, model_name=hf, num_gpus=gpus, global_batch_size=batch,
-        sequence_length=length, precision=_precision(given), optimizer=_optimizer(given),
-        lora_rank=given.size("peft.dim", 32) if adapters else 0,
-        lora_targets=_targets(given) if adapters else "all",
-        frozen_weights="bf16" if adapters else None, expert_imbalance=evenly,
-        unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=(*noted, *notes),
-    )  # fmt: skip
-
-
-def _with_tables(given: Settings, said: Given, model: ModelSpec | None) -> ModelSpec | None:
-    """The model with one table for embedding and head, or with two, and with layers that predict further tokens, where a script
-    says so over the model of its recipe; asks for it where it is given another window."""
-    tied = given.get("model.share_embeddings_and_output_weights")
-    further, window = given.number("model.mtp_num_layers", 0, 0), given.get("model.window_size")
-    if model is None:
-        return None
-    if "model.window_size" in given.data and bool(window) != bool(model.window) and said.model is None:
-        about = f"model.window_size {shown(str(window))} makes it a model of its own: a preset or a config.json like it"
-        given.ask(Question(name="--model NAME", about=about))
-    changes: dict[str, Any] = {} if tied not in (True, False) or tied == model.tied_embeddings else {"tied_embeddings": tied}
-    if "model.mtp_num_layers" in given.data and further != model.mtp_layers:
-        changes["mtp_layers"] = further
-    return dataclasses.replace(model, **changes, published_parameters=0.0) if changes else model
-
-
-def _targets(given: Settings) -> str:
-    """Without names LoRA takes all linear layers.  [peft/lora.py]"""
-    named = given.get("peft.target_modules")
-    return adapter_targets(named) if named else "all"
-
-
-def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
-    held = degrees(given, "model.")
-    if held["pp"] == 1:  # a recipe keeps its virtual stages when its pipeline is taken away
-        held |= {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}
-    ends = {end: given.size(f"model.num_layers_in_{end}_pipeline_stage", 0, 0) for end in ("first", "last")}
-    counted = {
-        end: given.flag(f"model.account_for_{part}_in_pipeline_split") for end, part in (("first", "embedding"), ("last", "loss"))
-    }  # fmt: skip
-    if model is not None and any(counted.values()):  # the embedding or the loss takes the place of a layer
-        share = (model.num_layers + sum(counted.values())) // held["pp"]
-        ends |= {end: share - 1 for end, one in counted.items() if one}
-    if held["pp"] == 1:
-        ends = dict.fromkeys(ends, 0)
-    elif model is not None and not any(ends.values()):
-        ends = _laid_out(given, model.num_layers, held["pp"], held["vpp"])
-    return {
-        **held, "sequence_parallel": int(given.flag("model.sequence_parallel") and held["tp"] > 1),
-        "zero": int(given.flag("ddp.use_distributed_optimizer", True)),
-        "first_stage_layers": ends["first"], "last_stage_layers": ends["last"],
-        **({"cp_method": int(_method(given))} if held["cp"] > 1 else {}), **_recompute(given),
-        **states_on_the_host(given, "optimizer."),
-    }  # fmt: skip
-
-
-def _method(given: Settings) -> CpMethod:
-    """How context parallelism sends, p2p where nothing is said. Raises PlannerError for one that no plan has."""
-    named = given.get("model.cp_comm_type", "p2p")
-    if named not in CP_METHODS:
-        raise PlannerError(f"{given.where('model.cp_comm_type')} is {shown(named)}; a plan knows {', '.join(CP_METHODS)}")
-    return CP_METHODS[named]
-
-
-def _laid_out(given: Settings, layers: int, pp: int, vpp: int) -> dict[str, int]:
-    """Layers of the first and last stage by the layout that is written; where none is and they do not divide, the recipe has one of
-    its own, whose last stage takes what is left.  [recipes/deepseek/deepseek_v3.py, recipes/kimi/kimi_k2.py]"""
-    written = given.get("model.pipeline_model_parallel_layout")
-    chunks = chunk_layers(written) if isinstance(written, str) else []
-    if isinstance(written, list) and all(isinstance(one, list) for one in written):
-        chunks = [one.count("decoder") for one in written]
-    if len(chunks) == pp * vpp and sum(chunks) == layers:
-        ends = stage_ends([sum(chunks[rank::pp]) for rank in range(pp)], given.where("model.pipeline_model_parallel_layout"))
-        return {name.removesuffix("_stage_layers"): count for name, count in ends.items()}
-    most = -(-layers // (pp * vpp)) * vpp
-    last = layers - most * (pp - 1)
-    return {"first": most, "last": last} if layers % (pp * vpp) and last > 0 else {"first": 0, "last": 0}
-
-
-def _recompute(given: Settings) -> dict[str, int]:
-    mode = given.get("model.recompute_granularity")
-    method, layers = given.get("model.recompute_method"), given.number("model.recompute_num_layers", 0, 0)
-    if mode not in ("full", "selective"):
-        return {"recompute": int(Recompute.NONE)}
-    if mode == "full":
-        return {"recompute": int(Recompute.FULL), **({"recompute_layers": layers} if method == "block" and layers else {})}
-    known, mask = {name: module for module, name in MODULES.items()}, 0
-    named = given.get("model.recompute_modules", ["core_attn"])
-    for name in named if isinstance(named, list) else [str(named)]:
-        if name not in known:
-            raise PlannerError(f"{given.where('model.recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
-        mask |= int(known[name])
-    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
-
-
-def _trainer(given: Settings, trainer: str) -> str:
-    flex = given.get("model.moe_token_dispatcher_type") == "flex"
-    backend = str(given.get("model.moe_flex_dispatcher_backend", "deepep"))
-    options = {
-        "gradient_dtype": "fp32" if given.flag("ddp.grad_reduce_in_fp32", True) else "bf16",
-        "expert_dispatch": backend if flex and backend in ("deepep", "hybridep") else "alltoall",
-        "expert_overlap": "on" if given.flag("comm_overlap.overlap_moe_expert_parallel_comm") else "off",
-        "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
-        "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
-    }  # fmt: skip
-    if not given.flag("ddp.overlap_grad_reduce", True):
-        options["gradient_overlap"] = "off"
-    if not given.flag("model.cross_entropy_loss_fusion", True):
-        options["loss_fusion"] = "off"
-    if str(given.get("model.attention_backend")) in ("unfused", "local"):
-        options["attention_kernel"] = "unfused"
-    if any(given.above_zero(f"model.{one}_dropout") for one in ("hidden", "attention")):
-        options["dropout"] = "on"
-    if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
-        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
-        options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
-        if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
-            options["tp_overlap"] = "off"
-        if given.above_zero("peft.dropout") and given.get("peft"):
-            options["adapter_dropout"] = "on"
-    return spell(trainer, options)
-
-
-def _precision(given: Settings) -> str:
-    name = str(given.get("mixed_precision", "bf16_mixed")).lower()
-    return next((precision for word, precision in PRECISIONS if word in name.replace("bf16_with_", "")), "bf16")
-
-
-def _optimizer(given: Settings) -> str:
-    name = str(given.get("optimizer.optimizer", "adam")).removeprefix("dist_")
-    aware = given.flag("optimizer.use_precision_aware_optimizer")
-    named = [str(given.get(f"optimizer.{one}") or "fp32") for one in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")]
-    states, second, main = [STATE_TYPES.get(one, one) if aware else "fp32" for one in named]
-    if main != "fp32" or (second != states and "optimizer.exp_avg_sq_dtype" in given.data):
-        where = given.where("optimizer.main_params_dtype" if main != "fp32" else "optimizer.exp_avg_sq_dtype")
-        types = f"moments in {states} and {second}, master weights in {main}"
-        raise PlannerError(f"{where}: {types}; a plan knows master weights in fp32 and one type for both moments")
-    known = {pair: optimizer for optimizer, pair in OPTIMIZERS.items()}
-    return known.get((name, states), name)

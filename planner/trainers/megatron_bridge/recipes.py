@@ -7,15 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.trainers.reading.shell.text import gap
+from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.values import read_text
 
 PACKAGE = "megatron.bridge.recipes."
 COMMON: dict[str, dict[str, Any]] = {
     "_pretrain_common": {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096},
-    "_sft_common": {"train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048},
+    "_sft_common": {
+        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "ddp.overlap_grad_reduce": False,
+    },
     "_peft_common": {
-        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "peft": "lora", "peft.dim": 32,
+        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "ddp.overlap_grad_reduce": False,
+        "peft": "lora", "peft.dim": 32,
+    },
+    "_sft_common_vlm": {
+        "train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096, "ddp.overlap_grad_reduce": False,
+    },
+    "_peft_common_vlm": {
+        "train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096, "ddp.overlap_grad_reduce": False,
+        "peft": "lora", "peft.dim": 32,
     },
 }  # fmt: skip
 """Where all recipes start.  [recipes/common.py]"""
@@ -52,13 +62,17 @@ DECISIVE = (
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
     "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
     "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
-    "dist.use_torch_fsdp2",
+    "dist.use_torch_fsdp2", *(f"mixed_precision.{one}" for one in (
+        "grad_reduce_in_fp32", "fp8", "fp8_recipe", "fp8_param", "fp8_param_gather", "fp4", "fp16", "fp8_dot_product_attention",
+        "fp8_multi_head_attention")),
+    "comm_overlap.overlap_grad_reduce", "optimizer.use_distributed_optimizer", "model.use_transformer_engine_op_fuser",
+    "dataset.packed_sequence_size",
 )  # fmt: skip
 """Settings that decide a plan."""
 
 SIZES = re.compile(
     r"model\.(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|num_moe_experts"
-    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size|hybrid_\w+|mamba_\w+)"
+    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size|hybrid_(?!context_parallel)\w+|mamba_\w+)"
 )
 """Settings that make another model of it."""
 
@@ -112,11 +126,9 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
     return _followed(function.body, tree, known, constants, depth)
 
 
-def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
-    known = {**_parts(tree), **known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign | ast.AnnAssign)]
-    return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
+def known_to(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The recipes that are known, also as a script calls those that it imports."""
+    return {**_parts(tree), **known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
 
 
 def imported(tree: ast.Module, kind: str = r"\w+_config") -> dict[str, str]:
@@ -131,32 +143,96 @@ def _parts(tree: ast.Module) -> dict[str, dict[str, Any]]:
     return {called: {one: gap([one]) for one in OF_A_PART} for called, name in names.items() if name not in COMMON}
 
 
+class Recipes:
+    """The statements of a recipe or a program one by one: what they leave, by dotted names."""
+
+    def __init__(self, known: Mapping[str, Mapping[str, Any]], tree: ast.Module | None = None, depth: int = 0) -> None:
+        self.known, self.depth = known, depth
+        self.tree = ast.Module([], []) if tree is None else tree
+        self.constants: dict[str, ast.expr] = {}
+
+    def step(self, node: ast.stmt, found: dict[str, Any]) -> None:
+        """Adds to ``found`` what a statement leaves."""
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+            started = self._of_call(node.value)
+            found |= {**started, **found}
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:  # a helper that changes it
+            found |= self._of_call(node.value)
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            return
+        target: ast.expr = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if re.fullmatch(r"self\.\w+", ast.unparse(target)) and isinstance(target, ast.Attribute) and target.attr not in PARTS:
+            target = ast.Name(target.attr, ast.Store())  # a configuration that an object keeps
+        if isinstance(target, ast.Name):
+            if isinstance(node.value, ast.Call):
+                started = self._of_call(node.value)
+                held = found if last_part(node.value) == "ConfigContainer" else {}  # made of parts that were changed before
+                found |= {**started, **{one: value for one, value in held.items() if one in started}}
+            elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
+                found |= _keywords(_items(node.value), self.constants)
+            self.constants[target.id] = node.value
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            held_dict = self.constants.get(target.value.id)
+            if isinstance(held_dict, ast.Dict):
+                self.constants[target.value.id] = ast.Dict([*held_dict.keys, target.slice], [*held_dict.values, node.value])
+        elif isinstance(target, ast.Attribute) and (place := self.place_of(target)) is not None:
+            if place == "model" and isinstance(node.value, ast.Call):
+                found |= self._of_call(node.value)
+            found |= _assigned(place, node.value, self.constants)
+
+    def bind(self, function: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> None:
+        """Names the parts of a configuration that a function is given as its parameters."""
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        given = [*zip(names, call.args, strict=False), *((one.arg or "", one.value) for one in call.keywords)]
+        for name, value in given:
+            if getattr(value, "id", "") != name:
+                self.constants.pop(name, None)
+                if isinstance(value, ast.Attribute | ast.Name):
+                    self.constants[name] = value
+
+    def place_of(self, node: ast.expr, deepest: int = 6) -> str | None:
+        """The place of an attribute below the configuration: cfg.model.a, or a of what stands for cfg.model."""
+        root, _, place = ast.unparse(node).partition(".") if isinstance(node, ast.Attribute | ast.Name) else ("", "", "")
+        held, _, rest = place.partition(".")
+        if root == "self" and held not in PARTS:  # self.cfg.model.a
+            root, place = held, rest
+        value = self.constants.get(root)
+        section = ""
+        if _is_provider(value):
+            section = "model"
+        elif isinstance(value, ast.Call):
+            section = next((one for kind, one in CLASSES.items() if re.fullmatch(kind, last_part(value))), "")
+        elif isinstance(value, ast.Attribute | ast.Name) and deepest:
+            section = self.place_of(value, deepest - 1) or ""
+        return ".".join(one for one in (section, place) if one) or None
+
+    def _of_call(self, call: ast.Call) -> dict[str, Any]:
+        return _started(call, self.tree, self.known, self.constants, self.depth)
+
+
+PARTS = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "mixed_precision", "peft", "dist")
+"""Sections of a configuration that are read."""
+CLASSES = {
+    "TrainingConfig": "train", "DistributedDataParallelConfig": "ddp", "OptimizerConfig": "optimizer", "LoRA": "peft",
+    "CommOverlapConfig": "comm_overlap", r"\w*DatasetConfig": "dataset", "DistributedInitConfig": "dist",
+    "MixedPrecisionConfig|bf16_mixed|fp16_mixed": "mixed_precision",
+}  # fmt: skip
+"""Classes of the sections of a configuration."""
+
+
+def last_part(call: ast.Call) -> str:
+    """The last name of what a call calls."""
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
 def _followed(
     body: list[Any], tree: ast.Module, known: Mapping[str, Mapping[str, Any]], constants: Mapping[str, ast.expr], depth: int
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    constants = dict(constants)
+    recipes = Recipes(known, tree, depth)
+    recipes.constants |= constants
     for node in body:
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            found = {**_started(node.value, tree, known, constants, depth), **found}
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:  # a helper that changes it
-            found |= _started(node.value, tree, known, constants, depth)
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if isinstance(target, ast.Name):
-            constants[target.id] = node.value
-            if isinstance(node.value, ast.Call):
-                found |= _started(node.value, tree, known, constants, depth)
-            elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
-                found |= _keywords(_items(node.value), constants)
-            continue
-        root, _, place = ast.unparse(target).partition(".")
-        if place:
-            place = f"model.{place}" if _is_provider(constants.get(root)) else place
-            if place == "model" and isinstance(node.value, ast.Call):
-                found |= _started(node.value, tree, known, constants, depth)
-            found |= _assigned(place, node.value, constants)
+        recipes.step(node, found)
     return found
 
 
@@ -171,14 +247,27 @@ def _started(
         return {**settings_of(tree, name, known, depth + 1), **keywords}
     if name == "ConfigContainer":
         parts = {key: value for one in call.keywords for key, value in _assigned(one.arg or "", one.value, constants).items()}
-        without = not any(one.arg == "mixed_precision" for one in call.keywords)  # its recipe adds gradients up in fp32
-        usual = {"ddp.grad_reduce_in_fp32": False, "ddp.use_distributed_optimizer": False} if without else {}
-        return {**usual, **parts}
+        return {**_container(call, constants), **parts}
     if "ModelProvider" in name and "." not in full:
         return {"model.hf": "", "model.tensor_model_parallel_size": 1, **keywords}
     if full in known or name in ("pretrain_config", "finetune_config"):
         return {**known.get(full, {one: gap([one]) for one in UNSAID}), **keywords}
     return {**COMMON.get(name, {}), **known.get(name, {}), **keywords} if name in COMMON or name in known else {}
+
+
+def _container(call: ast.Call, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
+    """Defaults of the sections that a configuration is put together from, where they are not those of recipes."""
+    parts = [(one.arg, one.value) for one in call.keywords]
+    given = {name: constants.get(value.id, value) if isinstance(value, ast.Name) else value for name, value in parts}
+    kinds = {name: last_part(value) for name, value in given.items() if isinstance(value, ast.Call)}
+    found: dict[str, Any] = {}
+    if "mixed_precision" not in given:
+        found |= {"mixed_precision": None, "ddp.grad_reduce_in_fp32": False}
+    if kinds.get("ddp") == "DistributedDataParallelConfig" or "ddp" not in given:
+        found |= {"ddp.use_distributed_optimizer": False, "ddp.overlap_grad_reduce": False}
+    if kinds.get("optimizer") == "OptimizerConfig" or "optimizer" not in given:
+        found["optimizer.use_distributed_optimizer"] = False
+    return found
 
 
 def _given(call: ast.Call, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.expr]]:
@@ -248,7 +337,13 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
         return {name: _value(node, constants, name) for name, node in named.items() if name in DECISIVE}
     if place in ("dataset.seq_length", "dataset.sequence_length"):  # that of the model, as Megatron-Bridge insists
         return {one: _value(value, constants, one) for one in ("dataset.seq_length", "model.seq_length")}
-    return {place: _value(value, constants, place)} if place in DECISIVE else {}
+    if place == "comm_overlap" and isinstance(value, ast.Constant) and value.value is None:
+        return {"comm_overlap.tp_comm_overlap": None, "comm_overlap.overlap_moe_expert_parallel_comm": None}
+    if place in DECISIVE:
+        return {place: _value(value, constants, place)}
+    known = re.fullmatch(r"(model|ddp|optimizer|comm_overlap|mixed_precision|peft|dist)\.\w+|dataset\.\w*pack\w*(\.\w+)?", place)
+    plain = _value(value, constants, place)  # what no list names counts where its text says it
+    return {} if known is None or (isinstance(plain, str) and is_open(plain)) else {place: plain}
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr], place: str) -> Any:

@@ -36,10 +36,12 @@ def whole(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a YAML says of precision and adapters as a whole, over those of a recipe."""
     found: dict[str, Any] = {}
     mixed = data.get("mixed_precision")
-    if isinstance(mixed, str) or (isinstance(mixed, Mapping) and mixed.keys() & {"fp8", "fp16", "bf16"}):
-        found |= _precision(data)
-    if isinstance(mixed, Mapping) and isinstance(mixed.get("grad_reduce_in_fp32"), bool):
-        found["ddp.grad_reduce_in_fp32"] = mixed["grad_reduce_in_fp32"]
+    if isinstance(mixed, Mapping):
+        names = ("fp8", "fp16", "bf16")
+        found |= {"mixed_precision": "fp16_mixed" if mixed.get("fp16") else "bf16_mixed"} if mixed.keys() & set(names) else {}
+        found |= {f"mixed_precision.{name}": _value(value) for name, value in mixed.items() if name != TARGET}
+    elif "mixed_precision" in data:
+        found["mixed_precision"] = mixed
     adapters = data.get("peft")
     if isinstance(adapters, Mapping) and TARGET in adapters:
         found |= _adapters(adapters)
@@ -59,13 +61,10 @@ def _precision(data: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe by its name, or by what it switches on; without one that of the model, whose gradients are not added up in fp32
     by themselves."""
     given = data.get("mixed_precision")
-    if isinstance(given, Mapping):
-        low = f"with_fp8_{given.get('fp8_recipe', 'delayed')}" if given.get("fp8") else ""
-        return {"mixed_precision": f"{'fp16' if given.get('fp16') else 'bf16'}_{low or 'mixed'}"}
     if given:
-        return {"mixed_precision": str(given)}
-    usual = {"ddp.grad_reduce_in_fp32": bool((data.get("ddp") or {}).get("grad_reduce_in_fp32", False))}
-    return {"mixed_precision": "fp16_mixed" if data["model"].get("fp16") else "bf16_mixed", **usual}
+        return whole({"mixed_precision": given})
+    return {"mixed_precision": None, "ddp.grad_reduce_in_fp32": bool((data.get("ddp") or {}).get("grad_reduce_in_fp32", False)),
+            "model.fp16": bool(data["model"].get("fp16"))}  # fmt: skip
 
 
 def _adapters(given: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.hardware.names import profile_named
+from planner.model import load_model
 from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
@@ -39,6 +40,7 @@ FLAGS = {
     "ASYM_PP_LOSS": "account_for_loss_in_pipeline_split", "OVERLAP_GRAD_REDUCE": "overlap_grad_reduce",
     "FP8_PARAMS": "fp8_param_gather", "FP8_PARAM_GATHER": "fp8_param_gather", "TP_PP_DP_MAPPING": "use_tp_pp_dp_mapping",
     "FP4": "fp4", "FSDP": "use_torch_fsdp2", "MCORE_CUDA_GRAPH": "enable_cuda_graph", "LAYER_CUDA_GRAPH": "external_cuda_graph",
+    "FULL_CUDA_GRAPH": "enable_cuda_graph", "AMORTIZED_CG": "enable_cuda_graph",
 }  # fmt: skip
 TEXTS = {
     "RECOMPUTE_GRANULARITY": "recompute_granularity", "RECOMPUTE_METHOD": "recompute_method",
@@ -46,6 +48,7 @@ TEXTS = {
     "ACT_CKPT_METHOD": "recompute_method", "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
     "ACG": "recompute_granularity", "ACM": "recompute_method", "ACL": "recompute_num_layers",
     "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers", "CUDA_GRAPH_IMPLEMENTATION": "cuda_graph_impl",
+    "CP_COMM_TYPE": "cp_comm_type", "RECOMPUTE_MODULES": "recompute_modules",
 }  # fmt: skip
 """Variables whose texts are the arguments, where they say something."""
 FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
@@ -78,11 +81,13 @@ def read(path: Path, given: Given) -> Reading:
     place = place or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
     model, length = BENCHMARKS.get(place, ("", 0))
     lora = true(values.get("LORA")) or "lora" in place
-    said = given if given.model or not model else dataclasses.replace(given, model=model)
+    length = words.length(values) or length
+    said = given if given.model or not model else dataclasses.replace(given, model=words.with_layers(values, load_model(model)))
     if lora and not values.keys() & set(FROZEN):
         values |= {key.upper(): values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
     strangers = words.strangers(values, script.variables.values, arguments)
-    questions = [*_questions(script, values, said, length, lora), *words.questions(values, strangers, lora)]
+    sizes = words.other_sizes(values, said.spec()) if said.model and given.model is None else []
+    questions = [*_questions(script, values, said, length, lora), *words.questions(values, strangers, lora), *sizes]
     staged = values.get("PIPELINE_MODEL_PARALLEL", "1") not in ("", "1")
     if staged and not lora and not (conf and not script.missing) and not values.keys() & {"INTERLEAVED_PIPELINE", "VP"}:
         about = "virtual stages of a rank; 12 in the YAML of NVIDIA's implementations where it is not set"
@@ -93,8 +98,7 @@ def read(path: Path, given: Given) -> Reading:
     nodes, each = values.get("DGXNNODES", ""), values.get("DGXNGPU", "") or _named(path)
     known = all(re.fullmatch(r"\d{1,6}", one) for one in (nodes, each))
     found.num_gpus = int(nodes) * int(each) if known else None
-    gpus = given.num_gpus or found.num_gpus
-    if gpus is None:
+    if (gpus := given.num_gpus or found.num_gpus) is None:
         questions.append(Question(name="DGXNGPU", about="GPUs of a node", choices=("8", "4")))
     if questions:
         ask(str(path), questions)
@@ -105,8 +109,7 @@ def read(path: Path, given: Given) -> Reading:
     found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": whole}
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
-    reading = reading_of(found, said)
-    reading = _noted(path, reading, values, script, place, bool(mapped))
+    reading = _noted(path, reading_of(found, said), values, script, place, bool(mapped))
     reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
         on = words.fp8_attention(values)
@@ -129,7 +132,7 @@ def _noted(path: Path, reading: Reading, values: dict[str, str], script: Script,
     system = values.get("MLPERF_SYSTEM_NAME", "")
     hardware = _hardware(system)
     notes += [f"hardware {hardware}: by MLPERF_SYSTEM_NAME"] if hardware else []
-    notes = [*reading.notes, *notes, *words.notes(values)]
+    notes = [*reading.notes, *notes, *words.notes(values, reading.model)]
     return dataclasses.replace(reading, hardware=hardware or _hardware(path.name), notes=tuple(notes))
 
 
@@ -158,6 +161,8 @@ def _arguments(path: Path, values: dict[str, str], lora: bool, staged: bool) -> 
         argument: values[name] for name, argument in TEXTS.items()
         if values.get(name, "").lower() not in ("", "null", "none", "0")
     }  # fmt: skip
+    if isinstance(modules := found.get("recompute_modules"), str):
+        found["recompute_modules"] = re.findall(r"\w+", modules)
     return found
 
 
@@ -181,8 +186,8 @@ def _of_adapters(reading: Reading, values: dict[str, str]) -> str:
         options["adapter_dropout"] = "on"
     if words.fp8_attention(values):
         options["fp8_attention"] = "on"
-    if "cuda_graphs=layers" in reading.trainer:
-        options["cuda_graphs"] = "layers"
+    options |= {name: value for name, value in (("cuda_graphs", "layers"), ("gradient_overlap", "off"))
+                if f"{name}={value}" in reading.trainer}  # fmt: skip
     if reading.fields["tp"] > 1 and not true(values.get("TP_COMM_OVERLAP")):
         options["tp_overlap"] = "off"
     return spell("nemo", options)
@@ -199,8 +204,9 @@ def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
         found["use_transformer_engine_op_fuser"] = values.get("USE_TE_OPS", "True").lower() not in words.NONE
     if not lora and values.get("CE_FUSION_IMPL") == "te" and true(values.get("CROSS_ENTROPY_LOSS_FUSION", "True")):
         found |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
-    if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):
-        del found["use_distributed_optimizer"]
+    for argument, names in words.SWITCHED_OFF.items():
+        if any(values.get(name, "").lower() in ("false", "0") for name in names):
+            del found[argument]
     off = {values.get(name, "False" if lora else "").lower() for name in (("SP",) if lora else ("SEQ_PARALLEL", "SP"))}
     if off & {"false", "0"}:  # the benchmark of adapters has it where SP says so, the others unless they say no
         del found["sequence_parallel"]

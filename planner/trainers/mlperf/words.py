@@ -1,9 +1,11 @@
 """Variables of MLPerf's configurations that decide precision, memory or degrees: what they say, and which of them are not read."""
 
+import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 
 from planner.errors import PlannerError, shown
+from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.shell import is_open
 
@@ -13,7 +15,19 @@ FOUR_BITS = ("PRE_QUANTIZED_MODEL", "FP4_PARAM")
 [llama2_70b_lora, custom_callbacks.py: _pre_quantize_model]"""
 HEALING = ("HEALING_ITER", "HEALING_PRECISION")
 """From which step on products are in another precision, and in which."""
+SWITCHED_OFF = {
+    "use_distributed_optimizer": ("USE_DIST_OPTIMIZER", "USE_DISTRIBUTED_OPTIMIZER"),
+    "overlap_grad_reduce": ("OVERLAP_GRAD_REDUCE", "DDP_OVERLAP_GRAD_REDUCE", "OVERLAP_GRAD_SYNC"),
+}  # fmt: skip
+"""Arguments that are on unless one of these variables says no."""
+LENGTHS = ("MAX_SEQLEN", "SEQ_LENGTH", "SEQ_LEN", "ENCODER_SEQ_LENGTH")
+LAYERS = ("OVERWRITTEN_NUM_LAYERS", "NUM_LAYERS")
+SIZES = {"HIDDEN_SIZE": "hidden_size", "NUM_ATTENTION_HEADS": "num_heads", "FFN_HIDDEN_SIZE": "ffn_size"}
+"""Sizes of the model, which is another one where they are not those of the benchmark."""
+EIGHT_BITS = ("FP8_ACTIVATION", "FP8_ACT")
+"""Whether the input of the activation waits for the backward pass in 8 bits."""
 OTHERS = (
+    *LENGTHS, *LAYERS, *SIZES, *EIGHT_BITS, "DISTRIBUTE_SAVED_ACTIVATIONS", "PRECISION", "USE_DISTRIBUTED_OPTIMIZER",
     "FP4", "FP8", "FP4_RECIPE", "FP8_RECIPE", "SP", "SEQ_PARALLEL", "USE_DIST_OPTIMIZER", "CPU_OFFLOADING", "CUDA_GRAPH_SCOPE",
     "STORE_GPU", "USE_TE_OPS", "NVTE_CUTEDSL_FUSED_GROUPED_MLP", "CE_FUSION_IMPL", "CROSS_ENTROPY_LOSS_FUSION", "LORA",
     "LORA_DIM",
@@ -51,9 +65,35 @@ def frozen_in_four_bits(values: Mapping[str, str]) -> bool:
     return true(values.get("FP4")) and any(true(values.get(name)) for name in FOUR_BITS)
 
 
+def length(values: Mapping[str, str]) -> int | None:
+    """Tokens of a sequence, where a variable says them."""
+    return next((int(values[one]) for one in LENGTHS if re.fullmatch(r"[1-9]\d{1,7}", values.get(one, ""))), None)
+
+
+def with_layers(values: Mapping[str, str], model: ModelSpec) -> ModelSpec:
+    """The benchmark's model, with as many layers as a variable says."""
+    said = next((int(values[one]) for one in LAYERS if re.fullmatch(r"[1-9]\d{0,3}", values.get(one, ""))), model.num_layers)
+    if said == model.num_layers:
+        return model
+    return dataclasses.replace(model, num_layers=said, published_parameters=0.0, published_active_parameters=0.0)
+
+
+def other_sizes(values: Mapping[str, str], model: ModelSpec | None) -> list[Question]:
+    """Asks for the model where its sizes are not those of the benchmark."""
+    numbers = {one: values[one] for one in SIZES if re.fullmatch(r"[1-9]\d{0,6}", values.get(one, ""))}
+    differ = [one for one, text in numbers.items() if model is not None and int(text) != getattr(model, SIZES[one])]
+    about = f"{', '.join(differ)} make it another one than the benchmark's: a preset or a config.json like it"
+    return [Question(name="--model NAME", about=about)] if differ else []
+
+
 def check_recipe(where: str, values: Mapping[str, str]) -> None:
     """Raises PlannerError for products in four bits of another kind than NVFP4."""
     recipe = values.get("FP4_RECIPE", "")
+    if true(values.get("FSDP")):
+        raise PlannerError(f"{where}: FSDP: torch's FSDP over these layers is not priced; --set FSDP=False imports it without")
+    kind = values.get("PRECISION", "bf16").strip("'\"")
+    if not is_open(kind) and not kind.lower().startswith("bf16"):
+        raise PlannerError(f"{where}: PRECISION is {shown(kind)}; a plan of these benchmarks has bf16 beside 8 and 4 bits")
     if true(values.get("FP4")) and recipe.lower() not in ("", "nvfp4"):
         raise PlannerError(f"{where}: FP4_RECIPE is {shown(recipe)}; a plan knows nvfp4")
 
@@ -78,6 +118,9 @@ def questions(values: Mapping[str, str], found: Sequence[str], lora: bool) -> li
         Question(name=name, about="room for a rank's tokens, not priced; null imports the job without it", choices=("null",))
         for name in found if name.endswith("CAPACITY_FACTOR")
     ]  # fmt: skip
+    if true(values.get("DISTRIBUTE_SAVED_ACTIVATIONS")):
+        about = "saved activations cut over tensor parallel ranks, not priced; False imports the job without it"
+        asked.append(Question(name="DISTRIBUTE_SAVED_ACTIVATIONS", about=about, choices=("False",)))
     if lora and true(values.get("PRE_QUANTIZED_MODEL")) and not true(values.get("FP4")):
         about = "frozen weights in NVFP4 beside products that are not; False imports the job without them"
         asked.append(Question(name="PRE_QUANTIZED_MODEL", about=about, choices=("False",)))
@@ -93,7 +136,17 @@ def unread(values: Mapping[str, str], found: Sequence[str], lora: bool) -> tuple
     return tuple(f"{name} = {values[name]}" for name in (*found, *more))
 
 
-def notes(values: Mapping[str, str]) -> list[str]:
+def notes(values: Mapping[str, str], model: ModelSpec | None) -> list[str]:
+    """What the plan has otherwise than the job, or the job than the benchmark."""
+    eight = [one for one in EIGHT_BITS if true(values.get(one))]
+    low = f"{eight[0]}: the input of the activation waits in 8 bits, in the plan in 16" if eight else ""
+    changed = model is not None and not model.published_parameters
+    said = [one for one in LAYERS if changed and model is not None and values.get(one) == str(model.num_layers)]
+    own = f"{said[0]} {values[said[0]]}: all else as the model of the benchmark" if said else ""
+    return [one for one in (low, own, *_after(values)) if one]
+
+
+def _after(values: Mapping[str, str]) -> list[str]:
     """What the steps after the priced ones do otherwise."""
     step = values.get("HEALING_ITER", "")
     if not true(values.get("FP4")) or not re.fullmatch(r"[1-9]\d{0,8}", step):

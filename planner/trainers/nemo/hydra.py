@@ -20,13 +20,16 @@ from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.shell import is_open
+from planner.trainers.reading.values import not_priced
 
 SAME = (
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "max_position_embeddings", "num_layers", "hidden_size",
     "ffn_hidden_size", "num_attention_heads", "kv_channels", "hidden_dropout", "attention_dropout", "position_embedding_type",
     "sequence_parallel", "moe_router_topk", "moe_grouped_gemm", "make_vocab_size_divisible_by",
-    "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
+    "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity", "cp_comm_type", "enable_cuda_graph", "external_cuda_graph",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "use_tp_pp_dp_mapping",
+    "moe_token_dispatcher_type",
 )  # fmt: skip
 """Keys that Megatron-LM calls the same."""
 OTHER = {
@@ -37,6 +40,11 @@ OTHER = {
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "override_vocab_size": "vocab_size",
 }  # fmt: skip
 """Keys that it calls otherwise."""
+NOT_PRICED = (
+    "fp32_residual_connection", "distribute_saved_activations", "num_micro_batches_with_partial_activation_checkpoints",
+    "activations_checkpoint_layers_per_pipeline", "hierarchical_context_parallel_sizes", "num_distributed_optimizer_instances",
+)  # fmt: skip
+"""Keys that decide memory or degrees and that no plan has."""
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "quick_geglu", "squared-relu": "squared_relu"}
 DISTRIBUTED = ("distributed_fused_adam", "mcore_distributed_optim")
 FOREIGN = re.compile(
@@ -128,6 +136,9 @@ def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
         raise PlannerError(f"{path}: its section model has no sizes of a training with Megatron")
     if model.flag("fsdp"):
         raise PlannerError(f"{path}: model.fsdp is torch's FSDP over NeMo's layers, which is not read; --set model.fsdp=false")
+    refused = [f"model.{one}" for one in NOT_PRICED if model.get(one) not in (None, False, 0, "", [])]
+    if refused:
+        raise not_priced(str(path), refused, refused)
     found = of_mapping(_arguments(model, trainer), str(path), said)
     for key, value in list(found.items()):
         if value == "???":
@@ -162,7 +173,8 @@ def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
         found[ACTIVATIONS[activation]] = True
     elif activation not in ("gelu", "openai-gelu", "quick-gelu"):
         raise PlannerError(f"{model.where('activation')} is {shown(activation)}; a plan knows gelu, {', '.join(ACTIVATIONS)}")
-    if found["recompute_method"] == "block" and not found["recompute_num_layers"]:
+    full = found["recompute_granularity"] != "selective"  # which takes all layers, whatever their number says  [transformer.py]
+    if full and found["recompute_method"] == "block" and not found["recompute_num_layers"]:
         found["recompute_granularity"] = found["recompute_method"] = None  # full, of no layer
     found["normalization"] = "RMSNorm" if "rms" in str(model.get("normalization", "layernorm")).lower() else "LayerNorm"
     found["disable_bias_linear"] = not model.flag("bias", True)
@@ -170,7 +182,9 @@ def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
     precision = str(trainer.get("precision", 32)).lower()
     found |= {"bf16": precision.startswith("bf16"), "fp16": precision.startswith("16")}
     if model.flag("fp8"):
-        found |= {"fp8": "hybrid", "fp8_recipe": "delayed"}
+        found |= {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": model.flag("fp8_params")}
+    if model.flag("cpu_offloading"):
+        found["cpu_offloading_num_layers"] = model.get("cpu_offloading_num_layers")
     optim, tokenizer = model.section("optim"), model.section("tokenizer")
     found["use_distributed_optimizer"] = str(optim.get("name", "fused_adam")) in DISTRIBUTED
     if str(optim.get("grad_sync_dtype", "")) in ("bf16", "bfloat16"):

@@ -9,16 +9,18 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.trainers.megatron_bridge.readback import parse
+from planner.trainers.megatron_bridge.of_settings import parse
 from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.programs import program_file, started_with
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.settings import parsed
+from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.values import read_text
 
@@ -34,7 +36,7 @@ ARGUMENTS = {
 CLASSES = {
     "MegatronStrategy": "trainer.strategy", "Trainer": "trainer", "MegatronMixedPrecision": "plugins",
     "OptimizerConfig": "optim.config", "DistributedDataParallelConfig": "strategy.ddp", "LoRA": "peft",
-    "MegatronCommOverlapCallback": "comm_overlap",
+    "MegatronCommOverlapCallback": "comm_overlap", "PackedSequenceSpecs": "data",
 }  # fmt: skip
 """Classes, and the places of a recipe where their arguments stand."""
 WORDS = {"pretrain": "pretrain", "finetune": "lora"}
@@ -52,12 +54,16 @@ def read(path: Path, said: Given) -> Reading:
     elif re.search(hydra.LAUNCHER, text):
         return hydra.of_launcher(path, said)
     else:
-        settings, notes = _of_command(path, said), ()
+        settings, notes = _started(path, said) or (_of_command(path, said), ())
     return _reading(path, said, settings, notes)
 
 
 def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:
+    said_so = settings.get("ddp.grad_reduce_in_fp32")
     settings = with_precision({name: value for name, value in settings.items() if value is not None})
+    if said_so in (True, False) and settings["ddp.grad_reduce_in_fp32"] != said_so:
+        notes = (*notes, f"ddp.grad_reduce_in_fp32={str(said_so).lower()} is overwritten by the plugin of mixed precision")
+    settings["optimizer.use_distributed_optimizer"] = settings.get("ddp.use_distributed_optimizer", True)
     nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
@@ -89,8 +95,10 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
         raise PlannerError(f"{path}: {start}_recipe of {name} has no {kind} training that is known; it has {has}")
     fast = given.get("performance_mode") is True
     found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
+    if "ddp.grad_reduce_in_fp32" in found:  # its plugin says so
+        found["plugin.grad_reduce_in_fp32"] = found.pop("ddp.grad_reduce_in_fp32")
     called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
-    return {"nodes": 1, "devices": 8, **found, **called}
+    return {"nodes": 1, "devices": 8, "mixed_precision": "bf16_mixed", **found, **called}
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
@@ -114,6 +122,8 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
         start = last_name(call.func).removesuffix("_recipe")
         words = script.keywords(call)
         found = _published(path, said, names[0], start, words)
+        if "trainer.plugins" in script.places():  # another one in its place
+            found = {name: value for name, value in found.items() if not name.startswith("plugin.")}
         notes += [f"what {one} gives the recipe is not read" for one in words if one.startswith("**")]
         notes.append(f"recipe {names[0]}, {start}, as NeMo 2.5 publishes it")
         if len(starts) > 1:
@@ -130,6 +140,8 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
         found["model.hf"] = model
     for place, value in script.places().items():
         name = setting_of(place)
+        if name == "peft" and value is not None:  # a class, which is read where it is made
+            continue
         if name in found and (value is not None or script.sets(place)):  # None takes back what the recipe says
             found[name] = gap([name]) if isinstance(value, str) and is_open(value) else value
         elif name is not None and value is not None:
@@ -161,6 +173,7 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
                 found["peft"] = "lora"
             elif name == "OptimizerConfig" and not started:
                 found.setdefault("ddp.use_distributed_optimizer", False)
+    found |= next(({"peft": name.lower()} for name in ("DoRA", "CanonicalLoRA") if script.built(name)), {})
     modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]
     for call in modules[:1]:
         words = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8} | script.keywords(call)
@@ -197,20 +210,57 @@ def _factories(script: Script) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
+def _started(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+    """A program of the project under the options of the command that starts it; None = it starts none."""
+    commands = evaluate(read_text(path), str(path), said.settings, path.parent).commands
+    own = started_with(path, "\n".join(" ".join(one.words) for one in commands), "NeMo")
+    if not own:
+        return None
+    found = launched(path, said, "|".join(map(re.escape, own)))
+    file = program_file(path, found.program)
+    assert file is not None
+    words = dict(one.partition("=")[::2] for one in found.words if "=" in one)
+    if (cli := re.search(CLI, read_text(file))) is None and any(setting_of(one) is not None for one in words):
+        named = ", ".join(map(shown, words))
+        raise PlannerError(f"{path}: how {file.name} reads {named} is not followed; import the configuration that it then runs")
+    factory = str(found.settings.get("factory") or "") if cli else ""
+    settings: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if cli and cli[1] in WORDS and factory and not re.search(rf"def {re.escape(factory.partition('(')[0])}\b", read_text(file)):
+        settings = _of_factory(path, said, cli[1], factory)
+    elif factory:
+        raise PlannerError(f"{path}: --factory {shown(factory)} of {file.name} is not followed; import that program")
+    else:
+        options = {name: str(value) for name, value in found.settings.items()}
+        settings, notes = _of_script(file, said.with_settings({**options, **said.settings}))
+    settings |= _laid_over(words)
+    return settings, (*found.notes, f"{file.name} is followed under the options of its command", *notes)
+
+
+CLI = r"\bcli\.main\(\s*(?:llm\.)?(\w+)"
+"""A program whose words are laid over its recipe, as those of nemo llm are.  [nemo_run/cli/api.py]"""
+
+
+def _laid_over(words: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of words like trainer.num_nodes=2."""
+    named = ((setting_of(place), value) for place, value in words.items())
+    return {setting: parsed(value) for setting, value in named if setting is not None}
+
+
 def _of_command(path: Path, said: Given) -> dict[str, Any]:
     """nemo llm pretrain --factory llama3_8b trainer.num_nodes=2"""
     found = launched(path, said, r"(?:\S*/)?nemo", "llm")
     words = dict(one.partition("=")[::2] for one in found.words if "=" in one)
     start = next((one for one in found.words if one in WORDS), "")
     factory = str(found.settings.get("factory") or "")
-    name, _, arguments = factory.partition("(")
-    if not start or not re.fullmatch(r"\w+", name):
+    if not start or not re.match(r"\w+(\(|$)", factory):
         raise PlannerError(f"{path}: no 'nemo llm pretrain' or 'nemo llm finetune' with --factory RECIPE was found")
+    return _of_factory(path, said, start, factory) | _laid_over(words)
+
+
+def _of_factory(path: Path, said: Given, start: str, factory: str) -> dict[str, Any]:
+    """Settings of llama3_8b(num_nodes=2), as pretrain or finetune starts it."""
+    name, _, arguments = factory.partition("(")
     given = {key.strip(): parsed(value.strip().strip("'\"")) for key, mark, value in
              (one.partition("=") for one in arguments.rstrip(")").split(",")) if mark}  # fmt: skip
-    settings = _published(path, said, name, start, given)
-    for place, value in words.items():
-        setting = setting_of(place)
-        if setting is not None:
-            settings[setting] = parsed(value)
-    return settings
+    return _published(path, said, name, start, given)

@@ -9,8 +9,9 @@ from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, batch_that_divides
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import extended, override, resolved
@@ -18,14 +19,14 @@ from planner.trainers.reading.megatron_degrees import degrees, states_on_the_hos
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, parsed
 from planner.trainers.reading.shell import shown_text
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import not_priced, quotient
 
 FP8 = {"blockwise": "fp8_block", "tensorwise": "fp8", "delayed": "fp8", "mxfp8": "mxfp8"}
 PACKED = ("sequence_packing", "dynamic_batching")
 """Sections that fill micro batches by their tokens."""
 READ_HERE = re.compile(
     r"policy\.(dtensor_cfg|megatron_cfg)\.(custom_parallel_plan|model_overrides.*|freeze_moe_router.*|use_linear_ce\w*"
-    r"|fine_grained_activation_offloading|offload_modules.*|cuda_graph_impl)"
+    r"|defer_fp32_logits|automodel_kwargs.*|defer_fsdp_grad_sync|moe_parallelizer.*|freeze_config.*|mtp_\w+)|policy\.hf_config_overrides.*"
 )
 """Of all other settings those are shown that may change time or memory of the step; generation is not part of the plan."""
 
@@ -94,23 +95,69 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         notes += (f"micro batches of up to {tokens} tokens (train_mb_tokens) are read as {micro} sequences of {length} tokens",)
     fields["micro_batch_size"] = micro
     if gpus is not None:
-        steps = quotient(batch, micro * dp, f"{given.path}: train_global_batch_size by micro batches")
-        fields |= {"dp": dp, "num_microbatches": steps}
+        question = batch_that_divides(batch, micro, dp)
+        fields |= {"dp": dp} | ({"num_microbatches": batch // (micro * dp)} if question is None else {})
+        if question is not None and given.said is not None and given.said.global_batch_size is None:
+            given.ask(question)
         replicas = policy.section("dtensor_cfg").size("dp_replicate_size") if native else 1
         if replicas > 1:
             fields["dp_shard"] = quotient(dp, replicas, f"{given.path}: dp by dp_replicate_size")
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
+    model, asked = _other_sizes(policy, core, native, model, name)
+    notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
-        trainer=_trainer(core, native), fields=fields, model=model, model_name=name, num_gpus=gpus, global_batch_size=batch,
-        sequence_length=length, precision=_precision(policy, core, native),
+        trainer=_trainer(core, native, adapters, lora), fields=fields, questions=asked, model=model, model_name=name,
+        num_gpus=gpus, global_batch_size=batch, sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
         frozen_weights="bf16" if adapters and not native else "fp32" if adapters else None,
         unread=tuple(one for one in given.left() if _matters(one, native)), notes=notes,
     )  # fmt: skip
+
+
+def _other_sizes(
+    policy: Settings, core: Settings, native: bool, model: ModelSpec | None, name: str
+) -> tuple[ModelSpec | None, tuple[Question, ...]]:
+    """The model with what is laid over its configuration, and what is asked where that makes another one of it."""
+    over = dict(policy.section("hf_config_overrides").data)
+    said = {f"model.{CONFIG.get(key, key)}": value for key, value in over.items()}
+    if not native:
+        said |= {f"model.{key}": value for key, value in core.section("model_overrides").data.items()}
+    _, changed, questions, _ = without_layers(said, model, policy.said is not None and policy.said.model is not None)
+    ahead = None if native else core.number("mtp_num_layers", None, 0)
+    if changed is not None and ahead is not None and ahead != changed.mtp_layers:
+        changed = dataclasses.replace(changed, mtp_layers=ahead, published_parameters=0.0)
+    return changed, tuple(questions)
+
+
+CONFIG = {
+    "num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_query_groups",
+    "head_dim": "kv_channels", "num_experts": "num_moe_experts", "num_experts_per_tok": "moe_router_topk",
+    "moe_intermediate_size": "moe_ffn_hidden_size",
+}  # fmt: skip
+"""Names of sizes in the configurations of models, and in those of Megatron Core."""
+
+
+def _not_as_planned(core: Settings, native: bool) -> tuple[str, ...]:
+    """Notes about what the step does otherwise than the plan. Raises PlannerError for what no plan has."""
+    if native:
+        return ()
+    part = core.section("distributed_data_parallel_config")
+    places = {"use_custom_fsdp": part, "fine_grained_activation_offloading": core, "fp32_residual_connection": core}
+    refused = [section.where(name) for name, section in places.items() if section.flag(name)]
+    if refused:
+        names = [one.partition(": ")[2] for one in refused]
+        raise not_priced(str(core.path), names, names)
+    lean = [one for one in ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs") if core.flag(one)]
+    return (f"{lean[0]}: the logits of all tokens, which it does not write, are in the plan",) if lean else ()
+
+
+def _of_adapters(lora: Settings) -> tuple[str, ...]:
+    left_out = lora.get("exclude_modules")
+    return (f"exclude_modules {shown(left_out)}: adapters are priced on them too",) if left_out else ()
 
 
 def _packed(part: Settings) -> int:
@@ -148,6 +195,10 @@ def _native(part: Settings, model: ModelSpec | None) -> dict[str, int]:
 def _megatron(core: Settings) -> dict[str, int]:
     """Fields of Layout under Megatron Core."""
     optimizer, held = core.section("optimizer"), degrees(core)
+    uneven = [f"{core.place}{one}" for one in ("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split",
+              "account_for_loss_in_pipeline_split") if held["pp"] > 1 and core.get(one)]  # fmt: skip
+    if uneven:
+        raise not_priced(str(core.path), uneven, uneven)
     return {
         **held, "sequence_parallel": int(core.flag("sequence_parallel") and held["tp"] > 1),
         "zero": int(optimizer.flag("use_distributed_optimizer", True)), **_recompute(core),
@@ -170,14 +221,21 @@ def _recompute(core: Settings) -> dict[str, int]:
     return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
 
 
-def _trainer(core: Settings, native: bool) -> str:
+def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings) -> str:
+    dropped = adapters and lora.above_zero("dropout")
     if native:
-        return spell("automodel", {"compile": "off"})
+        return spell("automodel", {"compile": "off", **({"adapter_dropout": "on"} if dropped else {})})
     replicas = core.section("distributed_data_parallel_config")
     reduce = replicas.flag("grad_reduce_in_fp32")
-    dispatch = "deepep" if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
+    backend = "hybridep" if core.get("moe_flex_dispatcher_backend") == "hybridep" else "deepep"
+    dispatch = backend if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
     said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
+    low = core.section("fp8_cfg")
+    if low.flag("enabled") and low.flag("fp8_param") and core.section("optimizer").flag("use_distributed_optimizer", True):
+        said["fp8_param_gather"] = "on"
+    said |= {"transformer_impl": "local"} if core.get("transformer_impl") == "local" else {}
+    said |= {"attention_kernel": "unfused"} if core.get("attention_backend") in ("unfused", "local") else {}
     graphs = "none" if core.get("cuda_graph_impl", "none") == "none" else "layers"
     off = dict.fromkeys(("tp_overlap", "fused_experts", "fp8_attention"), "off")  # it sets none of them
     return spell("megatron-bridge", {**said, "cuda_graphs": graphs, **off})

@@ -11,7 +11,7 @@ from planner.trainers import SERVERS, having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
-from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, starts_a_trainer, trains_with
+from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -35,6 +35,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
     if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
+    if run and (named := next((one for one in FOLLOWED if started_with(path, _run(path, text, said, MOST_ARGUMENTS), one)), None)):
+        fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
         fits = [own_program]
     if not fits and run and starts_a_trainer(path, run):
@@ -73,6 +75,8 @@ def _counted(path: Path, text: str, said: Given) -> Given:
     return said.with_settings({**said.settings, named[1]: str(said.num_gpus)})
 
 
+FOLLOWED = {"Megatron-Bridge": "megatron-bridge", "NeMo": "nemo"}
+"""Libraries whose programs are followed under the options of the command that starts them -> their reader."""
 OWN_NUMBER = re.compile(
     r"^[ \t]*(?:export +)?((?:NUM_|N_?)?(?:GPUS?|PROC(?:ESSE)?S?)(?:_NUM|_COUNT)?)=[\"']?\$\{\1:-\d+\}", re.MULTILINE
 )

@@ -40,6 +40,8 @@ class Launch:
     """GPUs that the script shows to each node; None = all."""
     node_gpus: int | None = None
     """GPUs of a node that the options of a batch system ask for."""
+    nodes: int | None = None
+    """Nodes that they ask for."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Files that the script writes before."""
     notes: tuple[str, ...] = ()
@@ -160,7 +162,7 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said),
         num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
-        written=dict(script.documents), node_gpus=gpus_on_node(script.batch),
+        written=dict(script.documents), node_gpus=gpus_on_node(script.batch), nodes=_count(script.batch.get("nodes")),
     )  # fmt: skip
 
 
@@ -246,6 +248,10 @@ def processes(script: Script, command: Command) -> int | None:
     before = command.words[:place]
     _as_it_runs(script, command)
     return _gpus(before, _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(before))}), script)
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[1-9]\d{0,5}", text) else None
 
 
 def _variable(script: Script, name: str) -> int | None:

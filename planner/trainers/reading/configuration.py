@@ -128,11 +128,18 @@ def built_as(model: ModelSpec, fields: Mapping[str, Any]) -> ModelSpec:
 
 def _ask_for_a_batch_that_divides(layout: Layout, batch: int) -> None:
     """A batch of the file that its replicas cannot share out, as trainers refuse it at their start too, or drop a part of it."""
-    each = int(layout.micro_batch_size) * int(layout.dp)
-    if batch % each:
-        nearest = max(1, round(batch / each)) * each
-        said = f"{batch} by the file, which micro batch {layout.micro_batch_size} x dp {layout.dp} does not divide"
-        ask("the configuration", [dataclasses.replace(NEEDED["global_batch_size"], about=f"{said}; {nearest}, or other --gpus")])
+    if (question := batch_that_divides(batch, int(layout.micro_batch_size), int(layout.dp))) is not None:
+        ask("the configuration", [question])
+
+
+def batch_that_divides(batch: int, micro: int, dp: int) -> Question | None:
+    """What is asked where replicas cannot share a batch out; None = they can."""
+    each = micro * dp
+    if batch % each == 0:
+        return None
+    nearest = max(1, round(batch / each)) * each
+    said = f"{batch} by the file, which micro batch {micro} x dp {dp} does not divide"
+    return dataclasses.replace(NEEDED["global_batch_size"], about=f"{said}; {nearest}, or other --gpus")
 
 
 def _spec(model: Any) -> ModelSpec:

@@ -58,6 +58,18 @@ def starts_a_trainer(script: Path, commands: str) -> bool:
     return any(re.search(r"\b(SFT|DPO|Seq2Seq|Unsloth)?Trainer\(", read_text(one)) for one in files)
 
 
+def started_with(script: Path, commands: str, library: str) -> list[str]:
+    """Programs of a library of LIBRARIES that commands start, as they name them, where they are there and train."""
+    names = dict.fromkeys(re.findall(r"(?<![\w./-])[^\s=]{1,200}\.py(?=\s|$)|(?<=\s-m )[\w.]{1,200}", commands))
+    found = []
+    for one in list(names)[:MOST_PROGRAMS]:
+        file = program_file(script, one)
+        text = read_text(file) if file is not None else ""
+        if trains_with(text) == library and re.search(r"\b((pretrain|finetune)(_recipe)?|train)\b *[(,]", text):
+            found.append(one)
+    return found
+
+
 MOST_PROGRAMS = 8
 """Programs of a script that are looked into."""
 LIBRARIES = {
