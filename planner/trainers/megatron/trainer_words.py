@@ -17,7 +17,7 @@ BIGCODE = ("attention_head_type", "structured_logs", "fragment_fim_rate")
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 NOT_PRICED = {
-    "use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
+    "outer_dp_sharding_strategy": "no_shard", "use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
     "fp4_param_gather": "False", "fine_grained_activation_offloading": "False",
 }  # fmt: skip
 """Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
@@ -60,6 +60,8 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         or found.get("external_cuda_graph")
     )
     fused = found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "te"
+    if found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "linear":
+        found.notes.append("loss: priced with its logits in memory, which --cross-entropy-fusion-impl linear does not keep")
     plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")
     local = found.get("transformer_impl") == "local"
     if _keeps_scores(found):
@@ -73,6 +75,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         "gradient_dtype": gradient_type(found),
         "loss_fusion": "on" if fused else "off",
         "cuda_graphs": "layers" if graphs else "none",
+        "fp8_attention": "on" if _fp8_attention(found) else "off",
         "fp8_param_gather": "on" if gathers_fp8(found) else "off",
     }
     if model.is_moe:
@@ -84,6 +87,12 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
             "expert_masks": found.dense_masks,
         }  # fmt: skip
     return said
+
+
+def _fp8_attention(found: Arguments) -> bool:
+    """Whether attention computes in fp8 too."""
+    asked = found.get("fp8_dot_product_attention") or found.get("fp8_multi_head_attention")
+    return bool(asked) and precision_of(found).startswith(("fp8", "mxfp8"))
 
 
 def _old_flash(found: Arguments) -> bool:
@@ -112,7 +121,7 @@ def zero_of(found: Arguments) -> int:
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
-        strategy = str(found.get("data_parallel_sharding_strategy", "optim_grads_params"))
+        strategy = str(found.get("data_parallel_sharding_strategy", "no_shard" if found.dumped else "optim_grads_params"))
         if strategy not in SHARDED:
             known = ", ".join(SHARDED)
             raise PlannerError(
@@ -121,7 +130,8 @@ def zero_of(found: Arguments) -> int:
         return SHARDED[strategy]
     if found.get("deepspeed") or found.get("zero_stage") is not None:
         return _deepspeed_stage(found)
-    return int(bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer")))
+    sharded = any(found.get(one) for one in ("use_distributed_optimizer", "use_layer_wise_distributed_optimizer"))
+    return int(sharded or str(found.get("optimizer")).startswith("dist_"))
 
 
 def gathers_fp8(found: Arguments) -> bool:
