@@ -181,7 +181,10 @@ def _of_dense_layers(found: Arguments) -> None:
 
 
 def _low_masters(found: Arguments) -> None:
-    """Asks for the nearest master weights that a plan knows, with what that answer costs."""
+    """Asks for the nearest master weights that a plan knows, with what that answer costs, and for 16 bits under fp8."""
+    if (found.get("fp8") or found.get("fp4")) and not (found.dumped or found.get("bf16") or found.get("fp16")):
+        about = "fp8 without it: weights stay in fp32, which is not modelled; true imports the job with weights in bf16"
+        found.questions.append(Question(name="bf16", about=about, choices=("true",)))
     kind = str(found.get("main_params_dtype", "fp32"))
     if found.get("use_precision_aware_optimizer") and not found.dumped and STATE_TYPES.get(kind, kind) == "fp16":
         about = "master weights in fp16 are not modelled; in fp32 each that a rank holds takes 2 bytes more than it does"

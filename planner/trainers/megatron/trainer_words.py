@@ -64,11 +64,14 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         found.notes.append("loss: priced with its logits in memory, which --cross-entropy-fusion-impl linear does not keep")
     plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")
     local = found.get("transformer_impl") == "local"
+    if precision_of(found) == "fp32":
+        plain = True
+        found.notes.append("fp32, as neither --bf16 nor --fp16 is given: attention unfused, which alone computes in it")
     if _keeps_scores(found):
         plain = True
         found.notes.append("attention unfused: in this fork of BigCode scores stay in memory without --use-flash-attn")
     said = {
-        "attention_kernel": "fa2" if _old_flash(found) else "unfused" if plain and not local else "",
+        "attention_kernel": "fa2" if _old_flash(found) and precision_of(found) != "fp32" else "unfused" if plain and not local else "",
         "transformer_impl": "local" if local else "",
         "dropout": "on" if drops(found) else "off",
         "gradient_overlap": "on" if found.get("overlap_grad_reduce") else "off",
