@@ -11,29 +11,19 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
+from planner.trainers.reading.shell.built_in import MOST_ROUNDS, counts, keyed, let, read_into
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
 from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
-    at_end,
-    batch_options,
-    launcher_variables,
-    place_of_file,
-    place_of_written,
-    read_line,
-    script_near,
-    script_place,
-    without_env,
-    without_places,
-)
+    at_end, batch_options, launcher_variables, place_of_file, place_of_written, script_near, script_place, without_env, without_places,
+)  # fmt: skip
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
 MOST_STEPS = 20_000
-MOST_ROUNDS = 60
-"""Arguments that a loop takes one after the other."""
 DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
 _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
@@ -220,6 +210,11 @@ class _Follower:
             words = [gap([node.name])]  # who calls the script says them
         if not words:
             return
+        if counts(words, node.body, bool(len(words) > 1 and self.aside(node.body)[1])):
+            for one in words:
+                self.variables.put(node.name, one)
+                self.follow(node.body)
+            return
         if len(words) > 1:
             self.script.choices.setdefault(node.name, []).extend(words)
         told = len(words) == 1 and (not is_open(words[0]) or roots(words[0]))
@@ -299,11 +294,9 @@ class _Follower:
             for one in rest:
                 self.variables.values.pop(one, None)
         elif name == "read":
-            marks = self.variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
-            written = self.script.documents[-1][1] if node.documents else None
-            line = written if node.input is None else joined(node.input, self.variables)
-            for one, part in read_line(rest, line, marks).items():
-                self.variables.put(one, part)
+            read_into(node, rest, self.script.documents[-1][1] if node.documents else None, self.variables)
+        elif name == "let":
+            let(rest, self.variables)
         elif name not in _QUIET:
             self.command(words)
 
@@ -386,6 +379,8 @@ class _Follower:
     def assign(self, name: str, subscript: str | None, added: bool, raw: str | list[str]) -> None:
         variables = self.variables
         if isinstance(raw, list):
+            if keyed(name, raw, variables):
+                return
             value: Value = [one for word in raw for one in expanded(word, variables)]
         else:
             value = joined(raw, variables)

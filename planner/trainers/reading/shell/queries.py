@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import CLOSE
 
 _QUERY = re.compile(
@@ -14,6 +15,8 @@ _QUERY = re.compile(
 _WHERE = re.compile(r"\s*(?:which|command\s+-v)\s+([\w.-]{1,100})\s*")
 """Where a program lies: its name stands for it."""
 _SEQ = re.compile(r"\s*seq((?:\s+\S+){1,3})\s*")
+_PRINTED = re.compile(r"""\s*python3?\s+-c\s+(['"])\s*print\(\s*(?:int\()?([^'"]{1,200}?)\)?\s*\)\s*;?\1\s*""")
+"""What a line of Python calculates."""
 MOST_COUNTED = 64
 """Numbers of seq: more, and no loop over them is meant to be chosen from."""
 _PRESET_FIELDS = {
@@ -32,6 +35,9 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
         return found[1]
     if (counted := _SEQ.fullmatch(text)) is not None:
         return _numbers([expand(one) for one in counted[1].split()])
+    if (printed := _PRINTED.fullmatch(text)) is not None and re.fullmatch(r"[\d\s*+()-]+|[\d\s*+()-]+(//[\d\s*+()-]+)*", inner := expand(printed[2])):
+        value = arithmetic(inner.replace("//", "/"), str)
+        return None if value is None else str(value)
     asked = _QUERY.fullmatch(text)
     if asked is None or not (asked[1] or asked[4]):
         return None

@@ -1,0 +1,45 @@
+"""Commands of the shell itself that give values: let, read, and arrays with keys."""
+
+import re
+from collections.abc import Sequence
+
+from planner.trainers.reading.shell.expansion import Variables, calculated, joined
+from planner.trainers.reading.shell.starting import read_line
+from planner.trainers.reading.shell.text import is_open
+from planner.trainers.reading.shell.tree import Nodes, Simple
+
+_KEYED = re.compile(r"\[(['\"]?)([^\]]+)\1\]=(.*)", re.DOTALL)
+MOST_ROUNDS = 60
+"""Words that a loop takes one after the other."""
+
+
+def let(words: Sequence[str], variables: Variables) -> None:
+    """Assigns what ``let A=1+2 B*=3`` calculates."""
+    for one in words:
+        if match := re.fullmatch(r"(\w+)\s*([-+*/%]?)=(.+)", one):
+            text = f"{match[1]}{match[2]}({match[3]})" if match[2] else match[3]
+            variables.put(match[1], calculated(text, variables))
+
+
+def keyed(name: str, raw: Sequence[str], variables: Variables) -> bool:
+    """Puts the elements of ``A=([x]=1 [y]=2)`` under their keys; False for an array without."""
+    found = [_KEYED.fullmatch(one) for one in raw]
+    for one in found if raw and all(found) else ():
+        assert one is not None
+        variables.put(f"{name}[{joined(one[2], variables)}]", joined(one[3], variables))
+    return bool(raw) and all(found)
+
+
+def read_into(node: Simple, words: Sequence[str], written: str | None, variables: Variables) -> None:
+    """Assigns what ``read`` takes from a here-document or a text."""
+    marks = variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
+    line = written if node.input is None else joined(node.input, variables)
+    for one, part in read_line(list(words), line, marks).items():
+        variables.put(one, part)
+
+
+def counts(words: Sequence[str], body: Nodes, commands: bool) -> bool:
+    """Whether a loop only calculates, so that it is run word by word: its words are known, and its body neither starts a
+    command with options nor leaves the loop early."""
+    known = 1 < len(words) <= MOST_ROUNDS and not any(is_open(one) for one in words)
+    return known and not commands and not re.search(r"\['(break|continue|exit)'", str(body))
