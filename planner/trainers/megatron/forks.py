@@ -29,7 +29,8 @@ RECOMPUTED = {"recompute_activation_function": "moe_act", "recompute_norm": "lay
 MINDSPEED = (
     "use_fused_rmsnorm", "use_fused_swiglu", "use_fused_rotary_pos_emb", "use_mc2", "use_ascend_mc2", "use_ascend_coc",
     "reuse_fp32_param", "swap_attention", "recompute_in_advance", "is_instruction_dataset", "jit_compile", "attention_mask_type",
-    "cp_attention_mask_type", "moe_tp_extend_ep", "moe_alltoall_overlap_comm", "noop_layers", "padded_base_length", "cut_max_seqlen",
+    "cp_attention_mask_type", "moe_tp_extend_ep", "moe_alltoall_overlap_comm", "noop_layers", "padded_base_length",
+    "cut_max_seqlen",
 )  # fmt: skip
 """Arguments that MindSpeed alone has."""
 NOT_PRICED = (

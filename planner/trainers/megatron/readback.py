@@ -301,6 +301,9 @@ def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:
     """vpp and the layers of the first and the last stage, from whichever of Megatron's forms is used."""
     if pp == 1:
         return {"vpp": 1, "first_stage_layers": 0, "last_stage_layers": 0}
+    counted = str(found.get("pp_partition_method") or "")
+    if "embed" in counted.lower():
+        found.notes.append(f"stages: {counted} counts embeddings as layers too; layers alone are spread here")
     written = found.get("pipeline_model_parallel_layout")
     if isinstance(written, str):
         return _written_stages(written, model, pp, f"{found.where}: pipeline_model_parallel_layout {shown(written)}")
@@ -346,7 +349,7 @@ def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int]) -> di
         return {"recompute": int(Recompute.NONE)}
     of_rank = found.pop("enable_recompute_layers_per_pp_rank", None)  # of MindSpeed
     layers = found.number("recompute_num_layers", 1) * (1 if of_rank else layout["vpp"])
-    if found.get("recompute_method") == "uniform" and found.number("recompute_num_layers") > 1:
+    if not block and found.number("recompute_num_layers") > 1:
         found.notes.append(
             f"full recompute in units of {found['recompute_num_layers']} layers is taken as unit by unit"
         )

@@ -17,7 +17,8 @@ BIGCODE = ("attention_head_type", "structured_logs", "fragment_fim_rate")
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 NOT_PRICED = {
-    "outer_dp_sharding_strategy": "no_shard", "use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
+    "outer_dp_sharding_strategy": "no_shard", "use_torch_fsdp2": "False",
+    "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
     "fp4_param_gather": "False", "fine_grained_activation_offloading": "False",
 }  # fmt: skip
 """Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
@@ -70,8 +71,9 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
     if _keeps_scores(found):
         plain = True
         found.notes.append("attention unfused: in this fork of BigCode scores stay in memory without --use-flash-attn")
+    flash = _old_flash(found) and precision_of(found) != "fp32"
     said = {
-        "attention_kernel": "fa2" if _old_flash(found) and precision_of(found) != "fp32" else "unfused" if plain and not local else "",
+        "attention_kernel": "fa2" if flash else "unfused" if plain and not local else "",
         "transformer_impl": "local" if local else "",
         "dropout": "on" if drops(found) else "off",
         "gradient_overlap": "on" if found.get("overlap_grad_reduce") else "off",

@@ -17,7 +17,15 @@ from planner.trainers.reading.shell.expansion import Value, Variables, added_to,
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
-    at_end, batch_options, launcher_variables, place_of_file, place_of_written, script_near, script_place, without_env, without_places,
+    at_end,
+    batch_options,
+    launcher_variables,
+    place_of_file,
+    place_of_written,
+    script_near,
+    script_place,
+    without_env,
+    without_places,
 )  # fmt: skip
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test

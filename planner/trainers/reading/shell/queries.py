@@ -17,6 +17,7 @@ _WHERE = re.compile(r"\s*(?:which|command\s+-v)\s+([\w.-]{1,100})\s*")
 _SEQ = re.compile(r"\s*seq((?:\s+\S+){1,3})\s*")
 _PRINTED = re.compile(r"""\s*python3?\s+-c\s+(['"])\s*print\(\s*(?:int\()?([^'"]{1,200}?)\)?\s*\)\s*;?\1\s*""")
 """What a line of Python calculates."""
+_WHOLE = re.compile(r"[\d\s*+()-]+(//[\d\s*+()-]+)*")
 MOST_COUNTED = 64
 """Numbers of seq: more, and no loop over them is meant to be chosen from."""
 _PRESET_FIELDS = {
@@ -35,8 +36,9 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
         return found[1]
     if (counted := _SEQ.fullmatch(text)) is not None:
         return _numbers([expand(one) for one in counted[1].split()])
-    if (printed := _PRINTED.fullmatch(text)) is not None and re.fullmatch(r"[\d\s*+()-]+|[\d\s*+()-]+(//[\d\s*+()-]+)*", inner := expand(printed[2])):
-        value = arithmetic(inner.replace("//", "/"), str)
+    if (printed := _PRINTED.fullmatch(text)) is not None:
+        inner = expand(printed[2])
+        value = arithmetic(inner.replace("//", "/"), str) if _WHOLE.fullmatch(inner) else None
         return None if value is None else str(value)
     asked = _QUERY.fullmatch(text)
     if asked is None or not (asked[1] or asked[4]):
