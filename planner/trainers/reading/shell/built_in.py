@@ -14,9 +14,10 @@ MOST_ROUNDS = 60
 
 
 def let(words: Sequence[str], variables: Variables) -> None:
-    """Assigns what ``let A=1+2 B*=3`` calculates."""
+    """Assigns what ``let A=1+2 B*=3`` or ``(( A = 1 + 2 ))`` calculates."""
     for one in words:
-        if match := re.fullmatch(r"(\w+)\s*([-+*/%]?)=(.+)", one):
+        one = one.replace('"', "").strip()
+        if match := re.fullmatch(r"([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.+)", one, re.DOTALL):
             text = f"{match[1]}{match[2]}({match[3]})" if match[2] else match[3]
             variables.put(match[1], calculated(text, variables))
 

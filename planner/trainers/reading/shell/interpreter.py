@@ -17,15 +17,8 @@ from planner.trainers.reading.shell.expansion import Value, Variables, added_to,
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
-    at_end,
-    batch_options,
-    launcher_variables,
-    place_of_file,
-    place_of_written,
-    script_near,
-    script_place,
-    without_env,
-    without_places,
+    at_end, batch_options, launcher_variables, place_of_file, place_of_written, remote_text, script_near,
+    script_place, without_env, without_places,
 )  # fmt: skip
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
@@ -124,8 +117,8 @@ class _Follower:
                     self.functions[name] = body
                 case Not(body=body):
                     self.follow(body)
-                case Test():
-                    pass
+                case Test(expression=str() as expression):
+                    let([expression], self.variables)
 
     def branch(self, node: Branch) -> None:
         arms: list[tuple[Verdict, Nodes]] = []
@@ -316,6 +309,9 @@ class _Follower:
 
     def command(self, words: list[str]) -> None:
         """Records a command that has options or a file of settings; of ``srun bash -c '...'`` what the text says, behind it."""
+        if text := remote_text(words):
+            self.nested(text)
+            return
         if place := script_place(words):
             self.behind(words[: place - 2], partial(self.nested, words[place]))
             return
