@@ -20,6 +20,8 @@ RENAMED = {
     "multi_head_latent_attention": "multi_latent_attention", "qk_nope_head_dim": "qk_head_dim",
     "qk_rope_head_dim": "qk_pos_emb_head_dim",
 }  # fmt: skip
+RMS_NORM = ("RMSNorm", "use_rms_norm", "rms_norm", "use_rmsnorm", "rmsnorm")
+"""Switches of forks for it."""
 ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "gelu": ""}
 """activation_func of Megatron's YAML -> its switch on command lines.  [training/yaml_arguments.py]"""
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
@@ -75,10 +77,11 @@ def translate(found: Arguments, gpus: int | None) -> None:
     if str(found.get("activation_func")).lower() in ACTIVATIONS:
         word = ACTIVATIONS[str(found.pop("activation_func")).lower()]
         found |= {word: True} if word else {}
-    if any(found.get(one) for one in ("RMSNorm", "use_rms_norm")) or found.get("norm_dtype") == "RMSNorm":
-        found.pop("RMSNorm", None)
-        found.pop("use_rms_norm", None)
+    if any([found.pop(one, None) for one in RMS_NORM]) or found.get("norm_dtype") == "RMSNorm":
         found["normalization"] = "RMSNorm"
+    if found.pop("use_multi_token_prediction", None):  # of Pai and MooreThreads, with DeepSeek's layers
+        depth = [found.pop(one, None) for one in ("num_mtp_predictor", "mtp_depth")]
+        found.setdefault("mtp_num_layers", next((one for one in depth if one is not None), "1"))
     if any(found.pop(one, None) for one in ("fp8_hybrid", "fp8_e4m3")):  # until 2023
         found["fp8"] = "hybrid"
     if found.get("overlapped_distributed_optimizer"):

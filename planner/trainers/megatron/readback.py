@@ -24,7 +24,7 @@ from planner.trainers.megatron.arguments import (
     unknown,
 )  # fmt: skip
 from planner.trainers.megatron.around import take_defaults
-from planner.trainers.megatron.forks import HARMLESS, adapters, translate, until_2020
+from planner.trainers.megatron.forks import HARMLESS, adapters, refuse, translate, until_2020
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import OTHER_MODELS, model_of, own_layers, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
@@ -101,6 +101,8 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         model = model_of(found, given, header.group(4) if header else "")
     except PlannerError:
         if waiting:  # what is open may be why
+            refuse(found)
+            found.questions += [] if found.dumped else _strangers(found)
             _open(found, given, gpus, early=True)
         raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):

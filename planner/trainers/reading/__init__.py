@@ -27,8 +27,9 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
-    if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
-        fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
+    general = fits == ["transformers"]  # by a launcher's name, which any trainer may have
+    if (not fits or general) and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
+        fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)] or fits
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
     if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):

@@ -394,6 +394,6 @@ class _Follower:
         if added and (before := variables.get(name)) is not None:
             value = added_to(before, value)
         if isinstance(value, str) and re.fullmatch("\ue000[\\d,]*\ue001", value):
-            variables.unset.add(name)
+            variables.unset |= {name} if re.search(r"\d", value) else set()  # what a command writes, no caller says
             value = gap([name])
         variables.put(name, value)
