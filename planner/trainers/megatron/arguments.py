@@ -82,9 +82,9 @@ def listed_arguments() -> re.Pattern[str]:
     return _names("listed")
 
 
-def instead_of(name: str) -> str:
-    """What a plan has in the place of an argument that it does not hold."""
-    return str(_lists()["priced"].get(name, "priced without it"))
+def instead_of() -> dict[str, str]:
+    """What a plan has in the place of arguments that it does not hold."""
+    return dict(_lists()["priced"])
 
 
 def _lists() -> dict[str, Any]:

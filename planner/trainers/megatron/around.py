@@ -28,7 +28,6 @@ USUAL = {
 """Arguments that are taken from there -> what this reader assumes without them; None = nothing."""
 OF_EXPERTS = {"moe_router_topk": 2}
 """Those of models with experts."""
-_FALSE = (None, False, 0, "")
 
 
 @lru_cache(maxsize=8)
@@ -72,7 +71,7 @@ def take_defaults(found: Arguments) -> None:
         if name not in there or name in found or (both and name in ("bf16", "fp16")):
             continue
         default = there[name]
-        if default in _FALSE or default == value or str(default) == str(value):
+        if default is None or default is False or str(default) == str(value) or (value is None and not default):
             continue
         found[name] = default if default is True else str(default)
         found.notes.append(f"{found.spelled(name)} {default} by default in the Megatron around it")

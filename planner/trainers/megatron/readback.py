@@ -245,7 +245,8 @@ def _unread(found: Arguments, model: ModelSpec) -> tuple[tuple[str, ...], tuple[
     """(arguments that a plan does not hold, with their values; names of those that change nothing)."""
     held, quiet, counted = known_arguments()
     matter = {name: found[name] for name, value in counted.items() if found.get(name, value) != value}
-    found.notes += [f"{_written(found, name, value)}: {instead_of(name)}" for name, value in matter.items()]
+    said = instead_of()
+    found.notes += [f"{_written(found, name, value)}: {said[name]}" for name, value in matter.items() if name in said]
     if found.dumped:
         return tuple(f"{name} = {value}" for name, value in matter.items()), ()
     silent = [name for name in found if quiet.fullmatch(name) and not held.fullmatch(name)]
