@@ -106,7 +106,7 @@ def test_fp32_where_no_flag_says_another_precision(tmp_path: Path) -> None:
 
 def test_fused_attention_does_not_compute_in_fp32(tmp_path: Path) -> None:
     found = script(tmp_path, "")
-    with pytest.raises(PlannerError, match="no fused attention kernel of trainer megatron computes in it"):
+    with pytest.raises(PlannerError, match="trainer megatron does not train in fp32"):
         to_plan(found, {"hardware": "h100-sxm", "trainer": "megatron"})
 
 

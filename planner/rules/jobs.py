@@ -28,12 +28,6 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
         raise PlannerError(
             f"trainer {trainer.name} does not train in {workload.precision}; it knows {', '.join(trainer.legal.precisions)}"
         )
-    fused = trainer.kernels.transformer_engine and trainer.kernels.attention == "flash"
-    if workload.precision == "fp32" and fused and trainer.code_base == "Megatron Core":
-        raise PlannerError(
-            f"precision fp32: no fused attention kernel of trainer {trainer.name} computes in it; plan with --option "
-            "attention_kernel=unfused, or use bf16"
-        )
     trainer.states_of(workload.optimizer)
     if trainer.kernels.transformer_engine and workload.precision == "fp16" and workload.optimizer in LEAN_OPTIMIZERS:
         raise PlannerError(

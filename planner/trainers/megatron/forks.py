@@ -77,7 +77,8 @@ def translate(found: Arguments, gpus: int | None) -> None:
     if str(found.get("activation_func")).lower() in ACTIVATIONS:
         word = ACTIVATIONS[str(found.pop("activation_func")).lower()]
         found |= {word: True} if word else {}
-    if any([found.pop(one, None) for one in RMS_NORM]) or found.get("norm_dtype") == "RMSNorm":
+    switches = [found.pop(one, None) for one in RMS_NORM]
+    if any(switches) or found.get("norm_dtype") == "RMSNorm":
         found["normalization"] = "RMSNorm"
     if found.pop("use_multi_token_prediction", None):  # of Pai and MooreThreads, with DeepSeek's layers
         depth = [found.pop(one, None) for one in ("num_mtp_predictor", "mtp_depth")]

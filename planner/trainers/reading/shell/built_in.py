@@ -1,16 +1,23 @@
-"""Commands of the shell itself that give values: let, read, and arrays with keys."""
+"""Commands of the shell itself that give values: let, read, arrays with keys; and what ssh runs elsewhere."""
 
 import re
 from collections.abc import Sequence
 
 from planner.trainers.reading.shell.expansion import Variables, calculated, joined
-from planner.trainers.reading.shell.starting import read_line
+from planner.trainers.reading.shell.starting import SHELLS, read_line
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.shell.tree import Nodes, Simple
 
 _KEYED = re.compile(r"\[(['\"]?)([^\]]+)\1\]=(.*)", re.DOTALL)
 MOST_ROUNDS = 60
 """Words that a loop takes one after the other."""
+
+
+class StopError(Exception):
+    """``exit`` or ``return``; a code other than 0 is a failure, which no training follows."""
+
+    def __init__(self, failed: bool) -> None:
+        self.failed = failed
 
 
 def let(words: Sequence[str], variables: Variables) -> None:
@@ -44,3 +51,14 @@ def counts(words: Sequence[str], body: Nodes, commands: bool) -> bool:
     command with options nor leaves the loop early."""
     known = 1 < len(words) <= MOST_ROUNDS and not any(is_open(one) for one in words)
     return known and not commands and not re.search(r"\['(break|continue|exit)'", str(body))
+
+
+def remote_text(words: list[str]) -> str:
+    """What ssh runs where it is given in several words, which the shell there reads as one text; '' = another command."""
+    if words[0] != "ssh":
+        return ""
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if re.fullmatch(r"-[bceilmopEFIJLOQRSWw]", words[place]) else 1
+    rest = words[place + 1 :]
+    return " ".join(rest) if len(rest) > 1 and rest[0] in SHELLS else ""

@@ -11,14 +11,21 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
-from planner.trainers.reading.shell.built_in import MOST_ROUNDS, counts, keyed, let, read_into
+from planner.trainers.reading.shell.built_in import MOST_ROUNDS, StopError, counts, keyed, let, read_into, remote_text
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
 from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
-    at_end, batch_options, launcher_variables, place_of_file, place_of_written, remote_text, script_near,
-    script_place, without_env, without_places,
+    at_end,
+    batch_options,
+    launcher_variables,
+    place_of_file,
+    place_of_written,
+    script_near,
+    script_place,
+    without_env,
+    without_places,
 )  # fmt: skip
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
@@ -69,13 +76,6 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     return follower.script
 
 
-class _StopError(Exception):
-    """``exit`` or ``return``; a code other than 0 is a failure, which no training follows."""
-
-    def __init__(self, failed: bool) -> None:
-        self.failed = failed
-
-
 class _Follower:
     def __init__(self, where: str, variables: Variables, directory: Path | None) -> None:
         self.where, self.directory = where, directory
@@ -96,7 +96,7 @@ class _Follower:
         """Follows commands up to an ``exit``."""
         try:
             self.follow(nodes)
-        except _StopError:
+        except StopError:
             return
 
     def follow(self, nodes: Nodes) -> None:
@@ -187,7 +187,7 @@ class _Follower:
         failed = False
         try:
             self.follow(body)
-        except _StopError as stopped:
+        except StopError as stopped:
             failed = stopped.failed
         found = self.variables, self.script.commands, failed
         self.script.variables, self.script.commands = before, kept
@@ -280,7 +280,7 @@ class _Follower:
         if name == "sed":
             self.script.edits.append(rest)
         if name in ("exit", "return"):
-            raise _StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
+            raise StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
         if name in ("source", "."):
             self.source(rest[0] if rest else "")
         elif name == "eval":
@@ -354,7 +354,7 @@ class _Follower:
         self.depth += 1
         try:
             self.follow(nodes)
-        except _StopError as stopped:
+        except StopError as stopped:
             if stopped.failed:
                 raise
         finally:

@@ -73,17 +73,6 @@ def script_place(words: list[str]) -> int:
     return len(words) - 1 if remote else 0
 
 
-def remote_text(words: list[str]) -> str:
-    """What ssh runs where it is given in several words, which the shell there reads as one text; '' = another command."""
-    if words[0] != "ssh":
-        return ""
-    place = 1
-    while place < len(words) and words[place].startswith("-"):
-        place += 2 if re.fullmatch(r"-[bceilmopEFIJLOQRSWw]", words[place]) else 1
-    rest = words[place + 1 :]
-    return " ".join(rest) if len(rest) > 1 and rest[0] in SHELLS else ""
-
-
 def before_shell(words: list[str]) -> list[str]:
     """The words of srun before a shell that it starts on every node."""
     shell = next((i for i, word in enumerate(words) if word in SHELLS), 0)
