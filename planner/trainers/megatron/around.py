@@ -13,7 +13,7 @@ PLACES = ("arguments.py", "training/arguments.py")
 """Of the argument parser in the package of Megatron."""
 USUAL = {
     "hidden_dropout": 0.1, "attention_dropout": 0.1, "optimizer": "adam", "num_query_groups": 1, "recompute_num_layers": 1,
-    "position_embedding_type": "learned_absolute", "normalization": "LayerNorm", "data_parallel_sharding_strategy": None,
+    "position_embedding_type": "learned_absolute", "normalization": "layernorm",
     "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": None,
     "expert_model_parallel_size": 1, "moe_layer_freq": 1, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
     "v_head_dim": 128, "fp8_recipe": "delayed", "main_grads_dtype": "fp32", "main_params_dtype": "fp32", "exp_avg_dtype": "fp32",
@@ -28,6 +28,8 @@ USUAL = {
 """Arguments that are taken from there -> what this reader assumes without them; None = nothing."""
 OF_EXPERTS = {"moe_router_topk": 2}
 """Those of models with experts."""
+OF_FSDP = {"data_parallel_sharding_strategy": None}
+"""Those of Megatron-FSDP."""
 
 
 @lru_cache(maxsize=8)
@@ -63,7 +65,8 @@ def take_defaults(found: Arguments) -> None:
     there = {} if found.dumped else defaults_around(found.where)
     if not there:
         return
-    usual = USUAL | (OF_EXPERTS if found.get("num_experts") else {})
+    usual = USUAL | (OF_EXPERTS if found.get("num_experts") not in (None, "0", "1") else {})
+    usual |= OF_FSDP if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp") else {}
     if found.get("position_embedding_type") or found.get("use_rotary_position_embeddings"):
         usual = {name: value for name, value in usual.items() if "position_embedding" not in name}
     both = {"bf16", "fp16"} & found.keys()
@@ -71,7 +74,7 @@ def take_defaults(found: Arguments) -> None:
         if name not in there or name in found or (both and name in ("bf16", "fp16")):
             continue
         default = there[name]
-        if default is None or default is False or str(default) == str(value) or (value is None and not default):
+        if default is None or default is False or str(default).lower() == str(value) or (value is None and not default):
             continue
         found[name] = default if default is True else str(default)
         found.notes.append(f"{found.spelled(name)} {default} by default in the Megatron around it")

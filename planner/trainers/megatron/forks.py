@@ -55,7 +55,7 @@ DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
     r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)|disaggregat|low_rank|gradient_(accumulation_steps|checkpointing)|grad_comp|compress|"
     r"(tensor|pipeline|context|data|expert|sequence|model)_parallel|zero_?bubble|dualpipe|use_dpp|(pipe|pp|vpp)_?(schedule|method)|"
-    r"mtp_(steps|repeat\w*|only)|only_mtp|capacity_bins|lora|adapter|(^|_)dora|outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
+    r"mtp_(steps|repeat\w*|only)|only_mtp|capacity_bins|lora|adapter|(^|_)dora|(?<!r)outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
     r"|((use|enable)_)?(muon|sophia\w*|soap|shampoo|lion|adafactor|ademamix|came)"
     r"|(.*_)?(swi|ge|re)?_?glu(_.*)?"
 )
@@ -72,6 +72,8 @@ def translate(found: Arguments, gpus: int | None) -> None:
     deepspeed_experts.take(found)
     if found.dumped:
         return
+    if found.pop("router_gating_in_fp32", None):  # of MindSpeed
+        found.setdefault("moe_router_dtype", "fp32")
     if found.get("glu_activation") == "swiglu":
         found["swiglu"] = bool(found.pop("glu_activation"))
     if str(found.get("activation_func")).lower() in ACTIVATIONS:
@@ -96,7 +98,8 @@ def translate(found: Arguments, gpus: int | None) -> None:
     _expert_ranks(found, gpus)
     _memory(found)
     algorithm = found.pop("context_parallel_algo", None)
-    if algorithm is None and found.number("context_parallel_size", 1) > 1 and _of_mindspeed(found):
+    cut = str(found.get("context_parallel_size", "1"))
+    if algorithm is None and cut.isdigit() and int(cut) > 1 and _of_mindspeed(found):
         algorithm = "ulysses_cp_algo"
         found.notes.append("context parallelism a2a: MindSpeed's --context-parallel-algo is ulysses_cp_algo by default")
     if algorithm is not None and found.number("context_parallel_size", 1) > 1:

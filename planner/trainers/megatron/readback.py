@@ -31,6 +31,7 @@ from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, p
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.megatron_degrees import padded_experts
+from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
 OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
@@ -201,7 +202,7 @@ def _strangers(found: Arguments) -> list[Question]:
     return [
         Question(name=name, about=about, choices=("false",)) for name, value in unknown(found).items()
         if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
-        and not (name in layers or ("optimizer" in name and re.fullmatch(r"[a-z][\w-]+", str(value))))
+        and not (is_open(name) or name in layers or ("optimizer" in name and re.fullmatch(r"[a-z][\w-]+", str(value))))
     ]  # fmt: skip
 
 
