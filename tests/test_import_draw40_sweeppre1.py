@@ -223,3 +223,21 @@ def test_defaults_of_the_megatron_around_a_script(tmp_path: Path) -> None:
     assert script(tmp_path, "--bf16 --use-megatron-fsdp").fields["zero"] == 2
     written(tmp_path, PARSER.replace("{impl}", "transformer_engine"), file)
     assert "unfused" not in script(tmp_path, "--bf16").trainer
+
+
+def test_hybrid_models_are_asked_for_and_other_architectures_refused(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError) as error:
+        script(tmp_path, "--bf16 --hybrid-layer-pattern *E*E", program="pretrain_hybrid.py")
+    assert [one.name for one in error.value.questions] == ["--model NAME"]
+    with pytest.raises(PlannerError, match="pretrain_bert.py is an architecture"):
+        script(tmp_path, "--bf16", program="pretrain_bert.py")
+
+
+def test_layers_of_modellink_are_those_of_mindspeed(tmp_path: Path) -> None:
+    found = script(tmp_path, "--bf16 --spec modellink.tasks.models.spec.deepseek_spec layer_spec")
+    assert found.model is not None and found.model.num_layers == 16
+
+
+def test_gradients_in_bf16_under_megatron_fsdp(tmp_path: Path) -> None:
+    found = script(tmp_path, "--bf16 --use-megatron-fsdp --data-parallel-sharding-strategy optim --grad-reduce-in-bf16")
+    assert "gradient_dtype=bf16" in found.trainer and not any("in fp32" in one for one in found.notes)

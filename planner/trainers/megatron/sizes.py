@@ -46,7 +46,7 @@ OTHER_MODELS = (
 """Arguments of architectures that these sizes do not describe."""
 KNOWN_SPECS = re.compile(
     r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.(gpt_layer|moe_module)_specs( \w*(local|engine|decoder|inference|moe)\w*)?$"
-    r"|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))"
+    r"|(mindspeed|mindspeed_llm|modellink)\.(?!.*(mamba|next|longcat|grok))"
 )
 """Layers of --spec that the other arguments describe: Megatron's own and MindSpeed-LLM's."""
 POSITIONS = ("learned_absolute", "rope", "mrope", "yarn", "none", "alibi", "rotary")
@@ -64,6 +64,8 @@ DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pat
 """Those of them that a dump, which holds all arguments, has only then."""
 PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
 """Training programs of such architectures, by their paths."""
+HYBRID = re.compile(r"mamba|hybrid")
+"""Those of language models, which a preset may stand for."""
 
 _PADDED = 8 * 128
 """Rows that --make-vocab-size-divisible-by adds at most with tp 8."""
@@ -86,7 +88,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         return None
     if (other or PROGRAMS.match(found.program)) and said is None:
         why = f"{found.spelled(other[0]) if other else found.program} is an architecture that its sizes do not tell"
-        if found.dumped or PROGRAMS.match(found.program):
+        if found.dumped or (PROGRAMS.match(found.program) and not HYBRID.search(found.program)):
             raise PlannerError(f"{found.where}: {why}; name the nearest preset with --model")
         found.questions.append(Question(name="--model NAME", about=f"{why}; the nearest preset"))
         return None

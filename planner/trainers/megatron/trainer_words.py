@@ -158,7 +158,7 @@ def gradient_type(found: Arguments) -> str:
     """Type that gradients are added up in.  [arguments.py, validate_args]"""
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
         said = str(found.get("megatron_fsdp_main_grads_dtype", "auto"))
-        if said == "auto":
+        if said == "auto" and not found.get("grad_reduce_in_bf16"):
             found.notes.append(
                 "Megatron-FSDP adds gradients up in fp32 (from 0.19 on only with --megatron-fsdp-main-grads-dtype)"
             )
