@@ -76,3 +76,13 @@ def test_what_a_command_writes_is_no_argument_of_the_script(tmp_path: Path) -> N
     assert [one.name for one in error.value.questions] == ["ARGS", "GBS"]
     found = read(written(tmp_path, text, "train.sh"), None, Given(settings={"ARGS": "4 2 2", "GBS": "128"}))
     assert (found.fields["tp"], found.global_batch_size) == (4, 128)
+
+
+def test_a_configuration_of_deepspeed_that_waits_for_an_argument_is_not_asked_for(tmp_path: Path) -> None:
+    written_there = 'cat <<EOT > ds.json\n{"train_batch_size": $B, "fp16": {"enabled": true}}\nEOT\n'
+    text = f"B=$1\n{written_there}{RUN} --micro-batch-size 1 --global-batch-size $B --deepspeed --deepspeed_config ds.json\n"
+    with pytest.raises(OpenQuestionsError) as error:
+        read(written(tmp_path, text, "train.sh"))
+    assert [one.name for one in error.value.questions] == ["B"]
+    found = read(written(tmp_path, text, "train.sh"), None, Given(settings={"B": "32"}))
+    assert (found.fields["zero"], found.global_batch_size, found.precision) == (0, 32, "fp16")
