@@ -164,10 +164,12 @@ def test_context_parallelism_of_mindspeed_is_ulysses_by_default(tmp_path: Path) 
         ("--fp8-format hybrid --first-last-layers-bf16", "all layers are priced in the low precision"),
         ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear", "priced with its logits in memory"),
         ("--output-logit-dtype fp32", "logits are priced in 16 bits"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "keeps all in fp32"),
     ],
 )
 def test_a_note_says_what_a_plan_has_instead(arguments: str, note: str, tmp_path: Path) -> None:
-    assert any(note in one for one in script(tmp_path, f"--bf16 {arguments}").notes)
+    precision = "" if "--fp16" in arguments else "--bf16"
+    assert any(note in one for one in script(tmp_path, f"{precision} {arguments}").notes)
 
 
 @pytest.mark.parametrize(

@@ -86,3 +86,22 @@ def test_a_configuration_of_deepspeed_that_waits_for_an_argument_is_not_asked_fo
     assert [one.name for one in error.value.questions] == ["B"]
     found = read(written(tmp_path, text, "train.sh"), None, Given(settings={"B": "32"}))
     assert (found.fields["zero"], found.global_batch_size, found.precision) == (0, 32, "fp16")
+
+
+def test_what_is_declared_already_keeps_its_value(tmp_path: Path) -> None:
+    text = "P=(--tensor-model-parallel-size 4)\ndeclare -p P >/dev/null 2>&1 || P=(--tensor-model-parallel-size 8)\n"
+    text += "declare -p Q >/dev/null 2>&1 || Q=(--pipeline-model-parallel-size 2)\n"
+    found = read(written(tmp_path, f"{text}{RUN} --micro-batch-size 1 --global-batch-size 64 ${{P[@]}} ${{Q[@]}}\n", "train.sh"))
+    assert (found.fields["tp"], found.fields["pp"]) == (4, 2)
+
+
+def test_gpus_of_a_job_that_a_here_document_submits(tmp_path: Path) -> None:
+    job = f"python pretrain_gpt.py {SIZES} --micro-batch-size 1 --global-batch-size 64"
+    text = "NODES=${NODES:-2}\nTASKS=4\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=$NODES\n#SBATCH --ntasks-per-node=$TASKS\n"
+    assert read(written(tmp_path, f'{text}srun bash -c "{job}"\nEOF\n', "submit.sh")).num_gpus == 8
+
+
+def test_scripts_by_their_path_from_the_root_of_a_repository(tmp_path: Path) -> None:
+    written(tmp_path, "ARGS='--tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 64'\n", "lib/common.sh")
+    found = read(written(tmp_path, f". lib/common.sh\n{RUN} $ARGS\n", "runs/train.sh"))
+    assert found.fields["tp"] == 4

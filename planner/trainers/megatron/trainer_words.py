@@ -71,6 +71,10 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
     if _keeps_scores(found):
         plain = True
         found.notes.append("attention unfused: in this fork of BigCode scores stay in memory without --use-flash-attn")
+    if found.get("fp16") and found.get("accumulate_allreduce_grads_in_fp32") and not found.dumped:
+        found.notes.append(
+            "gradients priced in fp16 with an fp32 copy of each shard; --accumulate-allreduce-grads-in-fp32 keeps all in fp32"
+        )
     flash = _old_flash(found) and precision_of(found) != "fp32"
     said = {
         "attention_kernel": "fa2" if flash else "unfused" if plain and not local else "",

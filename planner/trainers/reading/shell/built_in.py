@@ -1,16 +1,37 @@
-"""Commands of the shell itself that give values: let, read, arrays with keys; and what ssh runs elsewhere."""
+"""What a script says; commands of the shell itself that give values: let, read, arrays with keys; and what ssh runs elsewhere."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from planner import library
 from planner.trainers.reading.shell.expansion import Variables, calculated, joined
 from planner.trainers.reading.shell.starting import SHELLS, read_line
-from planner.trainers.reading.shell.text import is_open
-from planner.trainers.reading.shell.tree import Nodes, Simple
+from planner.trainers.reading.shell.text import OPTION, SETTINGS, is_open
+from planner.trainers.reading.shell.tree import Command, Nodes, Simple
 
 _KEYED = re.compile(r"\[(['\"]?)([^\]]+)\1\]=(.*)", re.DOTALL)
 MOST_ROUNDS = 60
 """Words that a loop takes one after the other."""
+
+
+@dataclass
+class Script:
+    """What a script says."""
+
+    variables: Variables
+    commands: list[Command] = field(default_factory=list)
+    documents: list[tuple[str, str]] = field(default_factory=list)
+    """(file that it is written to, text) of its here-documents."""
+    edits: list[list[str]] = field(default_factory=list)
+    """Words behind sed, which writes files from templates."""
+    choices: dict[str, list[str]] = field(default_factory=dict)
+    """Values that it compares an unknown variable with."""
+    missing: list[str] = field(default_factory=list)
+    """Scripts that it reads and that are not there."""
+    batch: dict[str, str] = field(default_factory=dict)
+    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
 
 
 class StopError(Exception):
@@ -62,3 +83,18 @@ def remote_text(words: list[str]) -> str:
         place += 2 if re.fullmatch(r"-[bceilmopEFIJLOQRSWw]", words[place]) else 1
     rest = words[place + 1 :]
     return " ".join(rest) if len(rest) > 1 and rest[0] in SHELLS else ""
+
+
+def recorded(words: Sequence[str]) -> bool:
+    """Whether a command may be a training: it has options, settings, or a file of settings that a variable names."""
+    if any(OPTION.search(word) or SETTINGS.search(word) for word in words):
+        return True
+    runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
+    file = list(words[1:2]) in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))
+    return file or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words))
+
+
+def called_from_above(directory: Path, name: str) -> Path | None:
+    """A script by its path from a folder above, as one is called from the root of a repository."""
+    folders = list(directory.resolve().parents)[:3] if "/" in name else []
+    return next((one for up in folders if library.is_file(one := up / name)), None)

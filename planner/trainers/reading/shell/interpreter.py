@@ -3,7 +3,6 @@
 import os.path
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,18 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
-from planner.trainers.reading.shell.built_in import MOST_ROUNDS, StopError, counts, keyed, let, read_into, remote_text
+from planner.trainers.reading.shell.built_in import (
+    MOST_ROUNDS,
+    Script,
+    StopError,
+    called_from_above,
+    counts,
+    keyed,
+    let,
+    read_into,
+    recorded,
+    remote_text,
+)
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
 from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
@@ -27,7 +37,7 @@ from planner.trainers.reading.shell.starting import (
     without_env,
     without_places,
 )  # fmt: skip
-from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
+from planner.trainers.reading.shell.text import CLOSE, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
@@ -40,24 +50,6 @@ _QUIET = (
 )  # fmt: skip
 _SILENT = ("mkdir", "cd", "set", "wait", "trap", "sleep", "chmod", "return", "shift", "unset", "local", "[", "test")
 """Commands that write nothing."""
-
-
-@dataclass
-class Script:
-    """What a script says."""
-
-    variables: Variables
-    commands: list[Command] = field(default_factory=list)
-    documents: list[tuple[str, str]] = field(default_factory=list)
-    """(file that it is written to, text) of its here-documents."""
-    edits: list[list[str]] = field(default_factory=list)
-    """Words behind sed, which writes files from templates."""
-    choices: dict[str, list[str]] = field(default_factory=dict)
-    """Values that it compares an unknown variable with."""
-    missing: list[str] = field(default_factory=list)
-    """Scripts that it reads and that are not there."""
-    batch: dict[str, str] = field(default_factory=dict)
-    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
 
 
 def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | None = None) -> Script:
@@ -245,6 +237,8 @@ class _Follower:
                 echoed = before.words[1:] if before.words[:1] == ["echo"] else ["$(unknown)"]
                 text = " ".join(joined(one, variables) for one in echoed)
                 return searched([one for raw in words for one in expanded(raw, variables)], text)
+            case Simple(words=["declare", "-p", name]):
+                return Verdict(name in variables.values)
             case Simple(words=["[", *tokens, "]"]) | Simple(words=["test", *tokens]):
                 return judged(tokens, variables, choices, double=False)
             case Simple(words=words) if words[:1] == ["export"] or not (words or re.search(r"[$][(]|`", str(node.assignments))):
@@ -274,7 +268,7 @@ class _Follower:
         if name == "echo" and node.target:
             self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
-            self.nested(self.script.documents[-1][1])
+            self.submitted(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
             self.behind(words[: place - 1] if name == "srun" else [], partial(self.started, file, words[place + 1 :]))
         if name == "sed":
@@ -319,11 +313,14 @@ class _Follower:
         if place >= 0:
             self.behind(words[:before], partial(self.nested, written[words[place]]))
             return
-        recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
-        recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
-        runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
-        if recorded or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
+        if recorded(words):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
+
+    def submitted(self, text: str) -> None:
+        """Follows what a here-document gives to a batch system; its options are those of the job."""
+        known = {name: value for name, value in self.script.batch.items() if "$" not in value}
+        self.script.batch = {**batch_options(text), **known}
+        self.nested(text)
 
     def nested(self, text: str) -> None:
         """Follows a text as a script of its own."""
@@ -366,6 +363,7 @@ class _Follower:
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
         if self.directory and os.path.isabs(rest) and not library.is_file(path):  # as the author's machine has it
             path = at_end(self.directory, path) or path
+        path = path if self.directory is None or library.is_file(path) else called_from_above(self.directory, rest) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)
