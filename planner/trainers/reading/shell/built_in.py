@@ -12,6 +12,8 @@ from planner.trainers.reading.shell.text import OPTION, SETTINGS, is_open
 from planner.trainers.reading.shell.tree import Command, Nodes, Simple
 
 _KEYED = re.compile(r"\[(['\"]?)([^\]]+)\1\]=(.*)", re.DOTALL)
+MOST_WORDS = 16
+"""Words of a loop that is run word by word: loops lie inside of loops."""
 MOST_ROUNDS = 60
 """Words that a loop takes one after the other."""
 
@@ -70,8 +72,8 @@ def read_into(node: Simple, words: Sequence[str], written: str | None, variables
 def counts(words: Sequence[str], body: Nodes, commands: bool) -> bool:
     """Whether a loop only calculates, so that it is run word by word: its words are known, and its body neither starts a
     command with options nor leaves the loop early."""
-    known = 1 < len(words) <= MOST_ROUNDS and not any(is_open(one) for one in words)
-    return known and not commands and not re.search(r"\['(break|continue|exit)'", str(body))
+    known = 1 < len(words) <= MOST_WORDS and not any(is_open(one) for one in words)
+    return known and not commands and not re.search(r"\['(break|continue|exit|return)'", str(body))
 
 
 def remote_text(words: list[str]) -> str:
