@@ -179,6 +179,8 @@ def parse_yaml(text: str, where: str, *, scan: bool = True, last: bool = False) 
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not YAML"
+        if "nesting depth" in problem:  # the C parser's own limit, which it meets before the events are counted
+            raise _too_deep(where) from error
         raise PlannerError(f"{where}{line}: {problem}") from error
     except BROKEN as error:
         raise PlannerError(f"{where}: not valid YAML ({str(error)[:200]})") from error
@@ -200,7 +202,7 @@ def _scan(text: str, where: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MOST_DEPTH:
-                raise PlannerError(f"{where}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
+                raise _too_deep(where)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if number > MOST_VALUES:
@@ -213,7 +215,9 @@ def parse_json(text: str, where: str) -> Any:
         data = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise PlannerError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, thousands of brackets
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    except ValueError as error:  # a key twice, a number of thousands of digits
         raise PlannerError(f"{where}: JSON that cannot be read ({str(error).split(';')[0]})") from error
     require_shallow(data, where)
     return data
@@ -266,7 +270,11 @@ def require_shallow(data: Any, where: str, most: int = MOST_DEPTH) -> None:
         level = [inner for one in level for inner in _inside(one)]
         if not level:
             return
-    raise PlannerError(f"{where}: nested deeper than {most} levels; no file of planner is")
+    raise _too_deep(where, most)
+
+
+def _too_deep(where: str, most: int = MOST_DEPTH) -> PlannerError:
+    return PlannerError(f"{where}: nested deeper than {most} levels; no file of planner is")
 
 
 def _inside(data: Any) -> Iterable[Any]:

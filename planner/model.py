@@ -11,7 +11,7 @@ from planner import library
 from planner.errors import PlannerError, UnknownNameError, nearest_first
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.model_constants import Constants, constants_of_preset
-from planner.model_names import aliases, preset_called, preset_of, quantised_as
+from planner.model_names import HUB_ADDRESS, aliases, preset_called, preset_of, quantised_as
 from planner.record import record
 from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
@@ -339,7 +339,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 
     Raises UnknownNameError with the nearest names first, or PlannerError saying what is wrong with the file.
     """
-    name = name_or_path.strip()
+    name = HUB_ADDRESS.sub(r"\1", name_or_path.strip())
     if len(name) > 2000 or any(len(part) > 200 for part in name.split("/")):  # longer than file systems take
         raise PlannerError(f"model '{name[:57]}...': the name is too long for a file and for a model")
     path = Path(name)

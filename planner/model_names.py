@@ -27,6 +27,8 @@ FORMATS = (
     (r"int8|w8a8|8bit", "int8"),
 )  # fmt: skip
 """What names of copies, and of formats in files, mean; the first that matches."""
+HUB_ADDRESS = re.compile(r"^(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?$")
+"""The address of a page of the hub, with the repository in it."""
 _BLOCKS = re.compile(r"(qwen|zai-org|deepseek-ai|minimaxai)/.*-fp8$", re.IGNORECASE)
 
 

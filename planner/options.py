@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner import library
 from planner.assumption import Assumption
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, Schedule
 from planner.record import record
 from planner.rules import Job, runs_attention
-from planner.trainer_options import Recipe, table
+from planner.trainer import Trainer, load_trainer
+from planner.trainer_options import Recipe, number_of, table
 from planner.workload import LOW_PRECISIONS, Workload
 
 Ratios = Mapping[str, Sequence[float]]
@@ -98,10 +100,19 @@ def unstated(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) ->
     return Unstated(job=job, layouts=layouts, columns=columns, now=now, others=priced(alternatives(job, said), columns))
 
 
+def _whose(trainer: Trainer) -> str:
+    """The trainer with the version whose options its file knows: of a newer one, those of the newest."""
+    version = trainer.choices.version
+    newest = load_trainer(trainer.name).choices.version if version and trainer.name in library.names("trainers") else version
+    if version != newest and number_of(version) > number_of(newest):
+        return f"{trainer.name} {newest} ({version} is newer than what is known)"
+    return f"{trainer.name} {version}".rstrip()
+
+
 def assumed_options(job: Job, said: Collection[str], recipe: Recipe) -> list[Assumption]:
     """What is taken for options that were not stated: one line for each that this job in particular needs, one for the others."""
     trainer, choices = job.trainer, job.trainer.choices
-    whose = f"{trainer.name} {choices.version}".rstrip()
+    whose = _whose(trainer)
     found, others = list[Assumption](), list[str]()
     for option in relevant(job, said):
         now = trainer.option(option) or "of its own"

@@ -146,7 +146,7 @@ OTHER_KEYS = ("options", "version", "versions", "defaults", "recipes")
 def known_as(text: str) -> str:
     """A trainer as it is written, with its own name in place of one of ``trainer_aliases.yaml`` or of another spelling."""
     name, *_ = spelled(text)
-    if name in library.names("trainers"):
+    if name in library.names("trainers") or "," in name:  # two names are not one that is spelt otherwise
         return text
     others = library.read_yaml(library.profiles_directory() / "trainer_aliases.yaml")
     plain = {re.sub(r"\W|_", "", one.lower()): one for one in library.names("trainers")}

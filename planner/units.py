@@ -20,7 +20,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "bytes": {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
     "bytes/s": {
         **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
-        **{f"{p}{bits}": f / 8 for p, f in _DECIMAL.items() for bits in ("b/s", "bps", "bit/s")},
+        **{f"{p}{bits}": f / 8 for p, f in _DECIMAL.items() for bits in ("b/s", "bps", "bit/s", "bE")},
     },
     "FLOP/s": {f"{p}FLOP/s": f for p, f in _DECIMAL.items()},
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "days": 86400.0},

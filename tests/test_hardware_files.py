@@ -32,6 +32,12 @@ def without(key: str) -> dict[str, Any]:
     return {k: v for k, v in H100.to_dict().items() if k != key}
 
 
+def with_axis(nodes: list[float]) -> dict[str, Any]:
+    data = H100.to_dict()
+    data["gemm"]["bf16"]["grid"]["n"] = nodes
+    return data
+
+
 def faster_link() -> dict[str, Any]:
     data = H100.to_dict()
     row = data["scale_up"]["all_gather"]["us"][8]
@@ -74,6 +80,8 @@ def faster_link() -> dict[str, Any]:
             broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "mo": 1}}),
             "f.yaml: gemm bf16: unknown key 'mo'; nearest: m0",
         ),
+        (with_axis([64, 4096, 1024, 16384, 65536]), "f.yaml: gemm bf16: grid n: the nodes of an axis must increase"),
+        (with_axis([64, 1024, 4096, 16384, 1e308]), "f.yaml: gemm bf16: grid n: the nodes of an axis must increase, to 1.07374e"),
         (
             broken(prices=[{"usd_per_hour": "2 USD/h", "kind": "x", "date": "2026"}]),
             "f.yaml: prices 1: missing key 'source'",

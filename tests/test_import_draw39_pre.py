@@ -133,7 +133,8 @@ def test_words_that_litgpt_does_not_have_are_asked_about(tmp_path: Path) -> None
     file = written(tmp_path, f"{LITGPT % 'false'}oft_block_size: 256\n", "a.yaml")
     assert asked_for(read(file)) == ["oft_block_size"]
     assert asked_for(read(file, None, Given(settings={"oft_block_size": "false"}))) == []
-    sizes = read(written(tmp_path, f"{LITGPT % 'false'}model_config: {{name: own, n_layer: 4, n_embd: 512}}\n", "a.yaml"))
+    own = "model_config: {name: own, n_layer: 4, n_embd: 512, n_loops: 2}\n"
+    sizes = read(written(tmp_path, f"{LITGPT % 'false'}{own}", "a.yaml"))
     assert sizes.model is None and "model_config" in (sizes.model_name or "")
 
 

@@ -10,8 +10,8 @@ from planner.trainers.reading.given import Given, OpenQuestionsError
 from tests.import_files import written
 
 COMMAND = (
-    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 4096 --num-attention-heads 32 --bf16 --seq-length 2048"
-    " --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --vocab-size 49152"
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 4096 --num-attention-heads 32 --bf16"
+    " --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --vocab-size 49152"
 )
 
 

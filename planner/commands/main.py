@@ -53,6 +53,7 @@ STOPPED = 130
 
 
 LIKE = {
+    "search": "plan --model llama-70b --gpus 8",
     "import": "plan import run.sh --output today.yaml",
     "compare": "plan compare today.yaml plan.yaml",
     "calibrate": "plan calibrate a.yaml b.yaml c.yaml --output my-cluster.yaml", "first-day": "plan first-day --output first-day",
@@ -65,10 +66,13 @@ MEANT = {
     "--micro-batch-size": "mbs micro-batch per-device-train-batch-size per-device-batch-size",
     "--gpus": "g gpu n-gpus num-gpus ngpus world-size num-processes devices",
     "--nodes": "nnodes num-nodes n-nodes",
+    "--dp": "data-parallel data-parallel-size", "--zero": "zero-stage stage", "--vpp": "vp virtual-pipeline",
+    "--intra-node": "interconnect nvlink", "--network-bandwidth": "bandwidth infiniband ib",
+    "--option": "flash-attention flash-attn attn-implementation attention",
     "--tp": "tensor-parallel tensor-parallel-size tensor-model-parallel-size",
     "--pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size",
     "--cp": "context-parallel context-parallel-size", "--ep": "expert-parallel expert-model-parallel-size",
-    "--hardware": "device accelerator card", "--trainer": "framework backend engine",
+    "--hardware": "device accelerator card", "--trainer": "framework backend engine fsdp deepspeed megatron",
     "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r", "--objective": "dpo loss",
     "--frozen-weights": "qlora load-in-4bit load-in-8bit quantization bnb-4bit-quant-type",
     "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
@@ -108,6 +112,8 @@ class PlanGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] == "help":
             args = [*args[1:2], "--help"]
+        if args == ["version"]:
+            args = ["--version"]
         if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             if not args[0].startswith("-"):
                 from planner.terminal.flags import command_meant
@@ -134,8 +140,10 @@ class PlanGroup(click.Group):
         except click.MissingParameter as error:
             from planner.terminal.flags import plan_file_text, takes_plan
 
-            if error.ctx is not None and (like := LIKE.get(error.ctx.info_name or "")):
+            if error.ctx is not None and error.ctx.parent is ctx and (like := LIKE.get(error.ctx.info_name or "")):
                 raise click.UsageError(f"{error.format_message()} It is used like: {like}", error.ctx) from None
+            if isinstance(error.param, click.Option) and error.param.help:
+                raise click.UsageError(f"{error.format_message()} {error.param.help}", error.ctx) from None
             if not (isinstance(error.param, click.Argument) and takes_plan(error.ctx)):
                 raise
             raise click.UsageError(f"{error.format_message()} {plan_file_text(error.ctx)}", error.ctx) from None

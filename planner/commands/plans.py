@@ -127,9 +127,15 @@ def models(words: tuple[str, ...]) -> None:
 
 
 @click.command()
-def trainers() -> None:
-    """List the trainers."""
-    from planner.terminal.library_tables import trainers_table
+@click.argument("words", nargs=-1)
+def trainers(words: tuple[str, ...]) -> None:
+    """List the trainers, or those whose names hold the WORDS."""
+    from planner import library
+    from planner.errors import UnknownNameError
+    from planner.terminal.library_tables import trainers_called, trainers_table
 
+    names = trainers_called(words)
+    if not names:
+        raise UnknownNameError("trainer", " ".join(words), library.names("trainers"))
     where = console()
-    where.print(trainers_table(where.width))
+    where.print(trainers_table(where.width, names))

@@ -13,6 +13,9 @@ from planner.errors import PlannerError
 from planner.record import record
 from planner.schema import Seconds, plain_fields
 
+MOST_ROWS = 2.0**30
+"""Rows, columns or depth that no product was measured with; far beyond them sizes overflow."""
+
 
 @record
 class Grid:
@@ -29,6 +32,9 @@ class Grid:
         """``percent`` holds 100 x measured / model: one row per (m, n), m outermost, one number per k."""
         entry = checked(data, where, ("m", "n", "k", "percent"))
         m, n, k = (numbers(entry[axis], f"{where} {axis}", above=1.0) for axis in ("m", "n", "k"))
+        for axis, nodes in (("m", m), ("n", n), ("k", k)):
+            if np.any(np.diff(nodes) <= 0.0) or nodes[-1] > MOST_ROWS:
+                raise PlannerError(f"{where} {axis}: the nodes of an axis must increase, to {MOST_ROWS:g} at most")
         percent = numbers(entry["percent"], f"{where} percent", above=1.0)
         if percent.size != m.size * n.size * k.size:
             raise PlannerError(f"{where}: percent has {percent.size} numbers, expected {m.size} x {n.size} x {k.size}")

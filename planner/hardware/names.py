@@ -10,7 +10,7 @@ from planner.errors import PlannerError, UnknownNameError, listed
 
 OVER = " over "
 """Between the name of a profile and another link inside a node."""
-_BESIDE = re.compile(r"(?i:nvidia|amd|tesla|geforce|instinct|quadro|gpus?|graphics|sxm\d?|oam|hbm\d?e?|\d+ ?gi?b?|\d+x|gb)")
+_BESIDE = re.compile(r"(?i:nvidia|amd|tesla|geforce|instinct|quadro|gpus?|graphics|dgx|hgx|sxm\d?|oam|hbm\d?e?|\d+ ?gi?b?|\d+x|gb)")
 """Words next to the name of a device that do not make it another one; what else stands there is not understood."""
 _SIZE = re.compile(r"(\d+) ?GB", re.IGNORECASE)
 OTHER_CARD = {"ti", "ada"}

@@ -2,6 +2,7 @@
 
 from planner.cluster import Cluster
 from planner.errors import PlannerError
+from planner.rules.rule import known_to
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
@@ -27,6 +28,7 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
     if workload.precision not in trainer.legal.precisions:
         raise PlannerError(
             f"trainer {trainer.name} does not train in {workload.precision}; it knows {', '.join(trainer.legal.precisions)}"
+            f"{known_to(workload.precision, lambda legal: workload.precision in legal.precisions)}"
         )
     trainer.states_of(workload.optimizer)
     if trainer.kernels.transformer_engine and workload.precision == "fp16" and workload.optimizer in LEAN_OPTIMIZERS:
@@ -38,6 +40,7 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
         raise PlannerError(
             f"trainer {trainer.name} has no frozen weights in {workload.frozen_weights}; it knows "
             f"{', '.join(trainer.legal.frozen_weights)}"
+            f"{known_to(workload.frozen_weights, lambda legal: workload.frozen_weights in legal.frozen_weights)}"
         )
     peft = trainer.kernels.separate_projections and "int8" in trainer.legal.frozen_weights
     if workload.lora_whole != "none" and not (peft or trainer.legal.offload_frozen_tables):

@@ -8,7 +8,7 @@ import numpy as np
 from planner.layout import Module, Recompute, module_mask, module_names
 from planner.model import ModelSpec
 from planner.rules.jobs import LEAN_OPTIMIZERS
-from planner.rules.rule import Job, chosen, divides, known, rule
+from planner.rules.rule import Job, chosen, divides, known, known_to, rule
 from planner.trainer import Trainer
 from planner.workload import FP8_WEIGHTS
 
@@ -21,6 +21,7 @@ def _sharding(job: Job, x: Any) -> Iterator[Any]:
     yield (
         f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero {', '.join(map(str, levels))}, with a pipeline "
         f"{', '.join(map(str, in_pipeline)) or 'none'}"
+        f"{known_to(f'zero {x.zero}', lambda legal: int(x.zero) in (legal.zero if x.pp == 1 else legal.zero_with_pp))}"
     )
 
 

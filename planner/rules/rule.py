@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from planner import library
 from planner.arrays import NDArray
 from planner.cluster import Cluster
+from planner.errors import FEW, listed
 from planner.layout import NAMES, Layout, divisors
 from planner.model import ModelSpec
 from planner.record import record
-from planner.trainer import Trainer
+from planner.trainer import Trainer, load_trainer
 from planner.trainer_records import Legal
 from planner.workload import Workload
 
@@ -74,6 +76,13 @@ def divides(divisor: Any, number: Any) -> Any:
 def divisors_text(number: int) -> str:
     """The first divisors, for a sentence."""
     return ", ".join(map(str, divisors(number)[:16]))
+
+
+def known_to(what: str, knows: Callable[[Legal], bool]) -> str:
+    """End of a sentence on what a trainer does not know: the trainers of the library that do."""
+    found = [name for name in library.names("trainers") if knows(load_trainer(name).legal)]
+    some = [*found[:FEW], f"{len(found) - FEW} more"] if len(found) > FEW else found
+    return f"; {what} is known to --trainer {listed(some)}" if found else ""
 
 
 def chosen(kind: str, value: Any) -> str:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:  # rich is imported by the command that prints with it
 WRITTEN = {
     "lora": "--lora-rank 16", "qlora": "--lora-rank 16 --frozen-weights nf4", "load-in-4bit": "--lora-rank 16 --frozen-weights nf4",
     "load-in-8bit": "--lora-rank 16 --frozen-weights int8", "dpo": "--objective dpo", "bf16": "--precision bf16",
-    "fp16": "--precision fp16", "fp8": "--precision fp8",
+    "fp16": "--precision fp16", "fp8": "--precision fp8", "fsdp": "--trainer fsdp", "deepspeed": "--trainer deepspeed",
+    "megatron": "--trainer megatron",
+    "flash-attention": "--option attention_kernel=fa2", "flash-attn": "--option attention_kernel=fa2",
 }  # fmt: skip
 """Words of other tools that hold a value too: the flags with it, as they are typed here."""
 
@@ -62,8 +64,17 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     elif error.option_name in ("--model", "--gpus") and takes_plan(error.ctx):
         text = f"No such option '{error.option_name}': the plan file says it. {plan_file_text(error.ctx)}"
     else:
-        text = error.format_message()
+        near = _flags_like(word, flags)
+        text = f"{error.message} Did you mean {listed(near)}?" if near else error.message
     return click.UsageError(text, error.ctx)
+
+
+def _flags_like(word: str, flags: Iterable[str]) -> list[str]:
+    """Flags of a near name; without the dashes, which make any two short flags alike."""
+    import difflib
+
+    names = {flag.lstrip("-"): flag for flag in flags}
+    return [names[name] for name in difflib.get_close_matches(word, names)]
 
 
 def takes_plan(ctx: click.Context | None) -> bool:

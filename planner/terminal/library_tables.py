@@ -10,7 +10,7 @@ from planner.hardware import load_hardware
 from planner.model import load_model
 from planner.model_names import aliases
 from planner.terminal.tables import table
-from planner.trainer import load_trainer
+from planner.trainer import known_as, load_trainer
 from planner.trainers.bundle.launchers import LAUNCHERS
 from planner.trainers.targets import TARGETS, load_target
 from planner.units import format_bytes, format_count
@@ -73,12 +73,19 @@ def hardware_table(width: int) -> Table:
     return found
 
 
-def trainers_table(width: int) -> Table:
-    """Trainers with what they can do and, where the ``width`` has room, their titles."""
+def trainers_called(words: Sequence[str]) -> list[str]:
+    """Trainers whose name holds every word, or that are called so elsewhere."""
+    known = library.names("trainers")
+    found = [name for name in known if all(word.lower() in name for word in words)]
+    return found or [name for name in known if name == known_as(" ".join(words))]
+
+
+def trainers_table(width: int, names: Sequence[str] = ()) -> Table:
+    """Trainers (``names``, else all) with what they can do and, where the ``width`` has room, their titles."""
     titles = width >= ROOM
     headings = ["=trainer", *(["what"] if titles else []), "versions", "zero", "schedules", "context parallel", "experts"]
     found = _compact(headings, width)
-    for name in library.names("trainers"):
+    for name in names or library.names("trainers"):
         one = load_trainer(name)
         schedules, methods = ", ".join(one.legal.schedules) or "no pipeline", ", ".join(one.legal.cp_methods) or "none"
         found.add_row(

@@ -2,7 +2,9 @@
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError, listed
+from planner.trainer import known_as
 from planner.trainers import having, load
+from planner.trainers.bundle.launchers import LAUNCHERS
 from planner.trainers.bundle.target import Target
 
 TARGETS = tuple(having("export"))
@@ -10,7 +12,10 @@ TARGETS = tuple(having("export"))
 
 
 def load_target(name: str) -> Target:
-    """The target of a name. Raises UnknownNameError."""
+    """The target of a name, or of another name of its trainer. Raises PlannerError."""
+    if name in LAUNCHERS:
+        raise PlannerError(f"{name} is a launcher: add --launcher {name}, and give --to a trainer ('plan export --list')")
+    name = name if name in TARGETS else known_as(name)
     if name not in TARGETS and name in library.names("trainers"):
         taken = [one for one in TARGETS if name in (having("export")[one].TRAINERS or ())]
         if taken:

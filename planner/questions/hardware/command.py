@@ -14,9 +14,9 @@ class HardwareGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from planner import library
+            from planner import api
 
-            library.find("hardware", args[0])  # refuses what is neither a command nor a profile
+            api.show_profile(args[0])  # refuses what is neither a command nor a profile, by any of its names
             args = ["show", *args]
         return super().resolve_command(ctx, args)
 

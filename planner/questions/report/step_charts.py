@@ -86,7 +86,7 @@ def _largest_losses(one: Prediction, lost: Mapping[str, float]) -> str:
     (first, most), (second, next_most) = sorted(losses.items(), key=lambda loss: -loss[1])[:2]
 
     def text(name: str, value: float) -> str:
-        causes = sorted(lost.items(), key=lambda loss: -loss[1])[:4] if name == KERNELS else []
+        causes = sorted(lost.items(), key=lambda loss: -loss[1]) if name == KERNELS else []
         of = [f"{KERNEL_TEXT[cause]} {shown(part, 'seconds')}" for cause, part in causes if part > 0.01 * value]
         return f"{name} with {shown(value, 'seconds')} ({shown(value / step, 'share')}{f': {_and(of)}' if of else ''})"
 

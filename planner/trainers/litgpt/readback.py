@@ -2,36 +2,62 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.model import ModelSpec
 from planner.trainer_options import spell
+from planner.trainers.litgpt.fabric_programs import is_one, of_program
+from planner.trainers.litgpt.own_models import built, called, strange
+from planner.trainers.litgpt.precisions import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, built_as
-from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, optimizer
-from planner.trainers.reading.given import Given, setting_of_a_fork
+from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
+from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, beside, file_settings
-from planner.trainers.reading.values import quotient, read_text
+from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
-    r"(data|eval|log|optimizer|train)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_alpha|initial_\w+"
-    r"|access_token|save_\w+"
+    r"(data|eval|log|optimizer|model_config)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_alpha"
+    r"|initial_\w+|access_token|save_\w+"
+    r"|train\.(save_\w+|log_\w+|lr_\w+|epochs?|epoch_size|max_(tokens|steps|time|norm)|(min_)?lr(_\w+)?|learning_rate|weight_decay|beta\d|seed"
+    r"|decay_lr|tie_embeddings|warmup_\w+)"
 )
-PRECISIONS = {"bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32"}
-FROZEN = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.int8-training": "int8"}
-LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False, "mlp": False}
+RECOMPUTES = tuple(f"{part}{one}_checkpointing" for one in ("activation", "gradient") for part in ("", "train."))
+"""Switches of forks whose names say what they do."""
+PROGRAM = r"(?:\S*/)?litgpt|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py|(?:\S*/)?(?:pretrain|finetune)/\w+\.py"
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
         return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT")), said=said), said.num_gpus)
-    found = launched(path, said, r"(?:\S*/)?litgpt", r"(pretrain|finetune)\w*")
-    kind, *loose = found.words
+    if path.suffix == ".py":
+        if not is_one(read_text(path)):
+            raise PlannerError(f"{path}: a program of LitGPT whose batch stands elsewhere; import its YAML or its command")
+        return of_program(path, {}, said)
+    own = re.search(r"(litgpt/pretrain|(finetune|pretrain)/\w+)\.py", read_text(path)) is not None
+    found = launched(path, said, PROGRAM, "" if own else r"(pretrain|finetune)\w*")
+    if found.program.endswith(".py"):
+        file = program_file(path, found.program)
+        if file is not None and is_one(read_text(file)):
+            nodes = re.search(r"\b(?:lightning|fabric) +run\b(?:[^\n]|\\\n)*?--num[-_]nodes[= ]+(\S+)", read_text(path))
+            count = {} if nodes is None else {"num_nodes": int(nodes[1])} if nodes[1].isdecimal() else {"devices": "auto"}
+            reading = of_program(file, {**count, **found.settings, **({} if "devices" not in count else count)}, said)
+            return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+        if not re.search(r"litgpt/(pretrain|finetune/\w+)\.py", found.program):
+            what = "is not there" if file is None else "is none of Lit-GPT's"
+            raise PlannerError(f"{path}: its program {found.program} {what}, and constants of it say the batch; put it there")
+    loose = list(found.words)
+    kind = re.sub(r".*/", "finetune_", found.program.removesuffix(".py")) if found.program.endswith(".py") else loose.pop(0)
+    kind = kind.removeprefix("finetune_") if kind == "finetune_pretrain" else kind
     if kind == "finetune":  # the method was a word of its own; since 0.4 it is LoRA where none is said
         named = loose.pop(0) if loose and loose[0] in ("lora", "full", "adapter", "adapter_v2") else "lora"
         kind = f"finetune_{named}"
@@ -39,7 +65,7 @@ def read(path: Path, said: Given) -> Reading:
         raise PlannerError(f"{path}: litgpt {kind} is not modelled; pretrain, finetune_lora and finetune_full are")
     words = {name: found.settings.pop(name) for name in list(found.settings) if "." in name}
     data = override(dict(with_files(path, found, said).data), words)
-    if loose:
+    if loose and not loose[0].endswith((".yaml", ".yml")):
         data["model_name" if kind == "pretrain" else "checkpoint_dir"] = loose[0]
     if kind == "finetune_lora":
         data.setdefault("lora_r", 8)
@@ -51,63 +77,124 @@ def read(path: Path, said: Given) -> Reading:
 def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = None, each: int | None = None) -> Reading:
     """The job that settings describe; ``pretrain`` where a command says it; ``each``: GPUs that a node shows to it, which 'auto'
     takes. Raises PlannerError."""
-    train = given.section("train")
+    train, by_command = given.section("train"), pretrain is not None
     pretrain = given.get("model_name") is not None if pretrain is None else pretrain
-    name = str(given.get("model_name") or given.get("checkpoint_dir"))
-    model, notes = named_model(name, given.path)
-    if given.get("model_config"):  # goes before the name: Config(**model_config)
-        model, name = None, f"{name} with its model_config"
-    # lm_head is a weight of its own where pretrain.py does not tie it, whatever the published model has.
-    tables = {"tied_embeddings": train.flag("tie_embeddings") and pretrain}
-    model = built_as(model, tables) if model is not None else None
-    devices, nodes = given.get("devices", "auto" if pretrain else 1), given.size("num_nodes")
-    each = each if devices == "auto" else given.size("devices")
-    gpus = num_gpus or (each * nodes if each else None)
-    batch, micro = train.size("global_batch_size", 512 if pretrain else 16), train.size("micro_batch_size", 4 if pretrain else 1)
-    adapters = given.get("lora_r") is not None
     if given.get("adapter_prompt_length") is not None or "adapter" in given.path.stem.split("-"):
         raise PlannerError(f"{given.path}: prompt adapters are not modelled; LoRA and full fine-tuning are")
-    quantize = given.get("quantize")
-    if quantize is not None and quantize not in FROZEN:
+    model, name, notes = _model(given)
+    # lm_head is a weight of its own where pretrain.py does not tie it, whatever the published model has.
+    tables = {"tied_embeddings": train.flag("tie_embeddings") and pretrain}
+    own = given.get("model_config") is not None and model is not None
+    model = built_as(model, tables) if model is not None else None
+    words = {one for one, value in given.data.items() if value is not None and (one.startswith("lora_") or one == "quantize")}
+    adapters = "lora_r" in words if pretrain else bool(words)
+    if adapters and pretrain:
+        raise PlannerError(f"{given.path}: adapters while pre-training, which LitGPT does not have; finetune_lora is modelled")
+    if not (adapters or pretrain or by_command):
+        notes = (*notes, "none of lora_r, quantize is said: full fine-tuning")
+    each = each if given.get("devices", "auto" if pretrain else 1) in ("auto", -1, "-1") else given.size("devices")
+    nodes = given.size("num_nodes")
+    gpus = num_gpus or (each * nodes if each else None)
+    fields, batch, shared = _batch(given, train, pretrain, gpus, nodes)
+    again = given.first(*RECOMPUTES)
+    if again is not None:
+        fields["recompute"] = int(Recompute.FULL if str(again).lower() in ("true", "1") else Recompute.NONE)
+    torch = given.data.get("compiler") in ("torch", None) and given.get("compiler") == "torch"  # of its extension for Thunder
+    options = {"compile": "on"} if given.flag("compile", pretrain or torch) else {}
+    if adapters and given.above_zero("lora_dropout", 0.05):
+        options["adapter_dropout"] = "on"
+    trainer, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())
+    layers = [layer for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on) for layer in LAYERS[one]]
+    targets = adapter_targets(layers) if adapters else "all"
+    if adapters:
+        noted = (*noted, *layers_beside(layers, targets), *([adapters_on_tables(["lm_head"])] * given.flag("lora_head")))
+    length = train.number("max_seq_length")
+    if length is None and pretrain and own and model is not None:
+        length, notes = model.max_sequence_length, (*notes, f"max_seq_length is not said: block_size {model.max_sequence_length}")
+    reading = Reading(
+        trainer=spell(trainer, options), architecture=tables, fields=fields, model=model, model_name=name,
+        num_gpus=gpus, global_batch_size=batch, sequence_length=length,
+        precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
+        optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
+        frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *noted),
+    )  # fmt: skip
+    return _with_the_rest(given, reading)
+
+
+def _model(given: Settings) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
+    """(the model, what the file calls it, what was taken for what): model_config goes before the name."""
+    name = str(given.get("model_name") or given.get("checkpoint_dir"))
+    config = given.get("model_config")
+    if isinstance(config, Mapping):
+        config = config.get("init_args", config)
+        own = built(config, str(config.get("name") or Path(name).name or "own")) if isinstance(config, Mapping) else None
+        more = strange(config) if isinstance(config, Mapping) else []
+        return own, f"{name} with {', '.join(more)[:80] or 'the sizes'} of its model_config", ()
+    if config:
+        return None, f"{name} with its model_config", ()
+    model, notes = named_model(name, given.path)
+    if model is None and re.fullmatch(r"[\w.+/~-]{1,300}", name) and (model := called(name)) is not None:
+        notes = (f"model {model.name}: sizes of LitGPT's own list",)
+    return model, name, notes
+
+
+def _batch(
+    given: Settings, train: Settings, pretrain: bool, gpus: int | None, nodes: int
+) -> tuple[dict[str, int], int, tuple[str, ...]]:
+    """(fields of Layout, sequences per step, notes): LitGPT shares the batch out and drops what is left over; up to 0.5.7 over
+    the GPUs of one node.  [litgpt/args.py, TrainArgs.batch_size, gradient_accumulation_iters]"""
+    batch, micro = train.size("global_batch_size", 512 if pretrain else 16), train.size("micro_batch_size", 4 if pretrain else 1)
+    fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
+    if gpus is None:
+        return fields, batch, ()
+    by_node = nodes > 1 and newer(given.path, "litgpt", (0, 5, 8)) is False and gpus % nodes == 0
+    steps = batch // (gpus // nodes if by_node else gpus) // micro
+    if not steps:
+        where = f"{given.path}: train.global_batch_size {batch} is less than micro_batch_size {micro} on each of {gpus} GPUs"
+        raise PlannerError(f"{where}, which LitGPT refuses; say --gpus N with fewer or --set train.micro_batch_size=M")
+    # On several devices every block is wrapped and recomputed; pre-training does not and shards in a node.
+    fields |= {"dp": gpus, "num_microbatches": steps}
+    if gpus > 1:
+        fields |= {"zero": 3, "recompute": int(Recompute.NONE if pretrain else Recompute.FULL)}
+        if pretrain and nodes > 1 and gpus % nodes == 0:
+            fields["dp_shard"] = gpus // nodes
+    real = steps * micro * gpus
+    why = "by its versions before 0.5.8 it is that of a node" if by_node else "what is left over is dropped"
+    notes = (f"global_batch_size is {batch}: {steps} micro batches of {micro} on {gpus} GPUs make {real}; {why}",) * (real != batch)
+    if nodes > 1 and not by_node and newer(given.path, "litgpt", (0, 5, 8)) is None:
+        notes = (*notes, "the batch is shared out over all nodes, as LitGPT does from 0.5.8 on; before, it was that of a node")
+    return fields, real, notes
+
+
+def _frozen(given: Settings, gpus: int | None, nodes: int) -> str:
+    """Dtype of the base under adapters. Raises PlannerError where LitGPT refuses to quantise it.  [finetune/lora.py: setup]"""
+    precision, quantize = str(given.get("precision") or "bf16-mixed"), given.get("quantize")
+    if quantize is None:  # mixed: fabric.init_module makes the base in fp32
+        return "bf16" if precision == "bf16-true" else "fp32"
+    if quantize not in FROZEN:
         raise PlannerError(f"{given.where('quantize')} is {shown(quantize)}; a plan knows {', '.join(FROZEN)}")
-    precision = given.get("precision") or "bf16-mixed"
-    if quantize is not None and ("mixed" in str(precision) or (gpus or nodes) > 1):  # [litgpt, finetune/lora.py: setup]
-        why = f"with precision {precision}" if "mixed" in str(precision) else f"on {gpus} GPUs" if gpus else f"on {nodes} nodes"
+    mixed = "mixed" in precision or precision in ("bf16", "16")
+    if mixed or (gpus or nodes) > 1:
+        why = f"with precision {precision}" if mixed else f"on {gpus} GPUs" if gpus else f"on {nodes} nodes"
         raise PlannerError(
             f"{given.where('quantize')} is {shown(quantize)}, which LitGPT refuses {why}: one GPU with --set precision=bf16-true "
             "trains so; --set quantize=null imports the job without it"
         )
-    fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
-    if gpus is not None:
-        # On several devices every block is wrapped and recomputed; pre-training does not and shards in a node.
-        steps = quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")
-        fields |= {"dp": gpus, "num_microbatches": steps}
-        if gpus > 1:
-            fields |= {"zero": 3, "recompute": int(Recompute.NONE if pretrain else Recompute.FULL)}
-            if pretrain and nodes > 1:
-                fields["dp_shard"] = gpus // nodes
-    options = {"compile": "on"} if pretrain else {}
-    if adapters and given.above_zero("lora_dropout", 0.05):
-        options["adapter_dropout"] = "on"
-    named = [one for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on)]
-    short = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj", "mlp": "up_proj"}
-    called, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())
-    if adapters and given.flag("lora_head"):
-        noted = (*noted, adapters_on_tables(["lm_head"]))
-    wide = "bf16" if given.get("precision") == "bf16-true" else "fp32"  # mixed: fabric.init_module makes the base in fp32
-    reading = Reading(
-        trainer=spell(called, options), architecture=tables, fields=fields, model=model, model_name=name,
-        num_gpus=gpus, global_batch_size=batch,
-        sequence_length=train.number("max_seq_length"), precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
-        optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0,
-        lora_targets=adapter_targets([short[one] for one in named]) if adapters else "all",
-        frozen_weights=(FROZEN[quantize] if quantize else wide) if adapters else None,
-        notes=(*notes, *noted),
-    )  # fmt: skip
+    return FROZEN[quantize]
+
+
+def _with_the_rest(given: Settings, reading: Reading) -> Reading:
+    """The reading with what nobody read: settings of a fork are asked about, its sections and those of train too."""
     unread = [one.partition(" = ")[0::2] for one in given.left()]
     unread = [(name, value) for name, value in unread if not QUIET.fullmatch(name)]
-    strange = tuple(setting_of_a_fork(name, "LitGPT") for name, _ in unread if "." not in name)
-    return dataclasses.replace(reading, unread=tuple(f"{name} = {value}" for name, value in unread), questions=strange)
+    strange: dict[str, Question] = {}
+    for name, value in unread:
+        head, _, rest = name.partition(".")
+        one = name if head == "train" or not rest else head
+        without = "null" if one != name or value[:1] in "-0123456789" else "false"
+        strange.setdefault(one, setting_of_a_fork(one, "LitGPT", without))
+    listed = tuple(f"{name} = {value}" for name, value in unread)
+    return dataclasses.replace(reading, unread=listed, questions=tuple(strange.values()))
 
 
 FLAT, FULLY_SHARDED = r"\bFSDPStrategy\(", r"\bModelParallelStrategy\("
@@ -129,7 +216,11 @@ def _of_lora(path: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _optimizer(given: Settings) -> str:
-    named = given.get("optimizer", "AdamW")
+    named: Any = given.get("optimizer", "AdamW")
     if isinstance(named, dict):
-        named = str(given.section("optimizer").get("class_path", "AdamW"))
+        part = given.section("optimizer")
+        named = part.get("class_path", "AdamW")
+        if part.section("init_args").flag("amsgrad"):
+            about = "a third state, the largest second moment, which no plan has; false imports the job without it"
+            given.ask(Question(name="optimizer.init_args.amsgrad", about=about, choices=("false",)))
     return optimizer(given, str(named).rpartition(".")[2], "optimizer")

@@ -254,7 +254,7 @@ def take_settings(found: Arguments, given: Given) -> None:
             continue
         text = str(given.setting(setting))
         without = text.lower() in ("false", "none", "null", "no")
-        if taken and not (without and name in found):  # a variable's, unless the argument is still there that it is said to be without
+        if taken and not (without and name in found):  # a variable's, unless the argument that shall go is still there
             continue
         found.pop(name, None)
         if not without:

@@ -315,7 +315,7 @@ def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:
         found.notes.append(f"stages: {counted} counts embeddings as layers too; layers alone are spread here")
     written = found.get("pipeline_model_parallel_layout")
     if isinstance(written, str):
-        return _written_stages(written, model, pp, f"{found.where}: pipeline_model_parallel_layout {shown(written)}")
+        return written_stages(written, model, pp, f"{found.where}: pipeline_model_parallel_layout {shown(written)}")
     embedding, loss = (bool(found.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
     share = (model.num_layers + embedding + loss) // pp
     first = share - 1 if embedding else found.number("decoder_first_pipeline_num_layers")
@@ -325,7 +325,8 @@ def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:
     return {"vpp": vpp or (share // each if each else 1), "first_stage_layers": first, "last_stage_layers": last}
 
 
-def _written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[str, int]:
+def written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[str, int]:
+    """vpp and the layers of the first and the last stage by a pipeline_model_parallel_layout. Raises PlannerError."""
     chunks = chunk_layers(text)
     if len(chunks) % pp or sum(chunks) != model.num_layers:
         raise PlannerError(

@@ -44,10 +44,10 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
     if name == "deepspeed" and not said["attention_kernel"] and found.get("transformer_impl") != "transformer_engine":
         said["attention_kernel"] = "unfused"  # that of Megatron-DeepSpeed by itself, with scores in memory
     wanted = {key: value for key, value in said.items() if value in known.choices.options.get(key, {})}
-    return spell(name, {key: value for key, value in wanted.items() if _changes(name, key, value)})
+    return spell(name, {key: value for key, value in wanted.items() if changes(name, key, value)})
 
 
-def _changes(name: str, key: str, value: str) -> bool:
+def changes(name: str, key: str, value: str) -> bool:
     """Whether an option says another thing than the trainer by itself."""
     return load_trainer(name) != load_trainer(spell(name, {key: value}))
 

@@ -15,5 +15,5 @@ SOURCE = (
 NO_WORD = ("muon", "fp8")
 FORM = (
     "sh bash slurm sbatch txt yaml yml json",
-    r"\b(swift|megatron)\s+(sft|pt|rlhf)\b|swift[/.]cli[/.](sft|rlhf|pt)\b|^tuner_type\s*:|^train_type\s*:",
+    r"\b(swift|megatron)\s+(sft|pt|rlhf)\b|swift[/.]cli[/.](sft|rlhf|pt|main)\b|^tuner_type\s*:|^train_type\s*:",
 )

@@ -3,17 +3,21 @@
 import re
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod
-from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import OPTIMIZERS, RECIPES
+from planner.layout import Recompute, Schedule
+from planner.model import ModelSpec
+from planner.trainers.megatron.readback import written_stages
 from planner.trainers.megatron.recompute_words import recompute
+from planner.trainers.ms_swift import megatron_words as words
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading, built_as
-from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
+from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, trained_whole
+from planner.trainers.reading.given import Question
+from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import quotient
+from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|lr\w*|min_lr|num_train_epochs|train_iters|max_epochs|finetune|no_save_\w+|no_load_\w+|packing\w*"
@@ -27,11 +31,69 @@ QUIET = re.compile(
 )
 
 
+CAPACITY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")
+
+
 def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
     """The job that arguments of megatron sft, pt or rlhf describe. Raises PlannerError."""
+    given = words.with_extra(given)
+    tuner = _tuner(given)
+    _require_known_step(given, mode)
+    words.require_whole(given)
+    name = given.label("model", "load")
+    model, notes = named_model(name, given.path) if name else (None, ())
+    ahead = {"mtp_layers": given.size("mtp_num_layers", 0, 0)}  # built by this word alone, whatever the published model has
+    if model is not None and model.mtp_layers and not ahead["mtp_layers"]:
+        notes = (*notes, f"{model.name} without layers that predict further tokens: mtp_num_layers is not said")
+    ahead |= words.built_sizes(given, model)
+    if model is not None:
+        changed = [one for one, value in ahead.items() if one != "mtp_layers" and getattr(model, one) != value]
+        notes = (*notes, f"{model.name} with {', '.join(changed)} of the arguments") if changed else notes
+    model = built_as(model, ahead) if model is not None else None
+    fields, of_layout = _layout(given, model)
+    batch = given.size("global_batch_size", 16)
+    if num_gpus is not None:
+        split = fields["tp"] * fields["cp"] * fields["pp"]
+        dp = quotient(num_gpus, split, f"{given.path}: GPUs by the degrees")
+        steps = quotient(batch, fields["micro_batch_size"] * dp, f"{given.path}: global_batch_size by all micro batches")
+        fields |= {"dp": dp, "num_microbatches": steps}
+    optimizer, of_states = words.optimizer(given)
+    if optimizer == "muon":  # [megatron_args.py, _check_muon]
+        fields["zero"] = 0
+    adapters, named = tuner == "lora", given.get("target_modules", "all-linear")
+    targets = adapter_targets(named) if adapters else "all"
+    evenly, of_experts = _evenly(given, fields)
+    several = named if isinstance(named, list) else str(named).replace(",", " ").split()
+    beside = layers_beside(several, targets) if adapters and "all-linear" not in several else ()
+    return Reading(
+        trainer=words.trainer(given, model), fields=fields, model=model, model_name=name, architecture=ahead,
+        sequence_length=given.number("max_length") or given.number("seq_length"),
+        global_batch_size=batch, precision=words.precision(given), optimizer=optimizer, num_gpus=num_gpus,
+        lora_rank=given.size("lora_rank", 8) if adapters else 0, lora_targets=targets,
+        lora_whole=trained_whole(given) if adapters else "none",
+        frozen_weights="bf16" if adapters else None, objective="dpo" if mode == "rlhf" else "lm",
+        expert_imbalance=evenly, questions=words.of_a_fork(given, QUIET),
+        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
+        notes=(*notes, *of_layout, *of_states, *of_experts, *beside),
+    )  # fmt: skip
+
+
+def _tuner(given: Settings) -> str:
+    """lora or full; adapters that are gone on with make it lora.  [megatron_args.py, __post_init__]"""
     tuner = str(given.first("tuner_type", "train_type", default="full"))
     if tuner not in ("lora", "full"):
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
+    names = ("adapters", "mcore_adapter", "adapter_load")
+    goes_on = next((given.data[one] for one in names if given.data.get(one) is not None), None)
+    given.asked.update((*names, "ref_adapters"))  # which they are decides nothing
+    if goes_on is not None and given.get("lora_rank") is None:
+        about = f"that of {shown(shown_text(str(goes_on)))}, whose adapters it goes on with"
+        given.ask(Question(name="lora_rank", about=about))
+    return "lora" if goes_on is not None else tuner
+
+
+def _require_known_step(given: Settings, mode: str) -> None:
+    """Raises PlannerError for another step than that of a language model or DPO."""
     if given.flag("use_megatron_fsdp"):
         raise PlannerError(f"{given.where('use_megatron_fsdp')}: Megatron-FSDP is not modelled for megatron sft")
     if given.get("task_type") in ("seq_cls", "embedding", "reranker", "generative_reranker") or given.flag("freeze_llm"):
@@ -39,67 +101,66 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
     kind = str(given.get("rlhf_type", "dpo"))
     if mode == "rlhf" and kind != "dpo":
         raise PlannerError(f"{given.where('rlhf_type')} is {shown(kind)}, which is not modelled; dpo is")
-    name = given.label("model", "load")
-    model, notes = named_model(name, given.path) if name else (None, ())
-    ahead = {"mtp_layers": given.size("mtp_num_layers", 0, 0)}  # built by this word alone, whatever the published model has
-    if model is not None and model.mtp_layers and not ahead["mtp_layers"]:
-        notes = (*notes, f"{model.name} without layers that predict further tokens: mtp_num_layers is not said")
-    model = built_as(model, ahead) if model is not None else None
-    fields = _layout(given)
-    batch = given.size("global_batch_size", 16)
-    if num_gpus is not None:
-        split = fields["tp"] * fields["cp"] * fields["pp"]
-        dp = quotient(num_gpus, split, f"{given.path}: GPUs by the degrees")
-        steps = quotient(batch, fields["micro_batch_size"] * dp, f"{given.path}: global_batch_size by all micro batches")
-        fields |= {"dp": dp, "num_microbatches": steps}
-    adapters = tuner == "lora"
-    return Reading(
-        trainer=_trainer(given), fields=fields, model=model, model_name=name, architecture=ahead,
-        sequence_length=given.number("max_length"),
-        global_batch_size=batch, precision=_precision(given), optimizer=_optimizer(given), num_gpus=num_gpus,
-        lora_rank=given.size("lora_rank", 8) if adapters else 0,
-        lora_targets=adapter_targets(given.get("target_modules", "all-linear")) if adapters else "all",
-        frozen_weights="bf16" if adapters else None, objective="dpo" if mode == "rlhf" else "lm",
-        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
-    )  # fmt: skip
 
 
-def _layout(given: Settings) -> dict[str, int]:
-    held = degrees(given)
-    if given.get("pipeline_model_parallel_layout") is not None:
-        raise PlannerError(f"{given.where('pipeline_model_parallel_layout')}: import it as arguments of Megatron")
+def _evenly(given: Settings, fields: dict[str, int]) -> tuple[float | None, tuple[str, ...]]:
+    """(tokens of the busiest expert over the mean where experts are padded to a capacity, what was taken for what)."""
+    factor, padded = (given.get(one) for one in CAPACITY)
+    if factor is None or float(factor) < 0:
+        return None, ()
+    found = padded_experts(factor, padded, fields.get("ep", 1))
+    note = f"{CAPACITY[0]} {factor}: tokens above the capacity are dropped, and priced as kept"
+    return found, (note,) * (found is None)
+
+
+def _layout(given: Settings, model: ModelSpec | None) -> tuple[dict[str, int], tuple[str, ...]]:
+    """(fields of Layout, what was taken for what)."""
+    notes: tuple[str, ...] = ()
+    held, model = degrees(given), model or (given.said.spec() if given.said is not None else None)
+    if held["tp"] > 1 and given.get("expert_tensor_parallel_size") is None and (model is None or model.is_moe):
+        older = newer(given.path, "ms-swift", (3, 9)) is False  # then Megatron's own default, that of the others
+        held["etp"] = held["tp"] if older else 1
+    stages = _stages(given, model, held["pp"])
+    held |= {"vpp": stages.pop("vpp", 0) or held["vpp"]}
+    held["schedule"] = int(Schedule.INTERLEAVED if held["vpp"] > 1 else Schedule.ONE_F_ONE_B)
+    again = recompute(given, usual="selective")
+    if again["recompute"] == Recompute.FULL:
+        again, notes = _whole_layers(given, model, held["pp"] * held["vpp"], held["vpp"])
+    elif given.flag("moe_layer_recompute"):
+        again = recompute(Settings(given.path, {"recompute_modules": ["core_attn", "moe"]}, said=given.said), usual="selective")
     return {
         **held, "micro_batch_size": given.size("micro_batch_size"),
         "sequence_parallel": int(given.flag("sequence_parallel") and held["tp"] > 1),
-        "zero": int(given.flag("use_distributed_optimizer", True)),
-        "first_stage_layers": given.size("decoder_first_pipeline_num_layers", 0, 0) if held["pp"] > 1 else 0,
-        "last_stage_layers": given.size("decoder_last_pipeline_num_layers", 0, 0) if held["pp"] > 1 else 0,
-        **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **recompute(given, usual="selective"),
-        **states_on_the_host(given),
-    }  # fmt: skip
+        "zero": int(given.flag("use_distributed_optimizer", True)), **stages,
+        **({"cp_method": int(words.ring(given))} if held["cp"] > 1 else {}), **again, **states_on_the_host(given),
+    }, notes  # fmt: skip
 
 
-def _trainer(given: Settings) -> str:
-    options = {"gradient_dtype": "bf16"} if str(given.get("main_grads_dtype", "fp32")) == "bf16" else {}
-    if given.flag("moe_enable_deepep") or given.get("moe_token_dispatcher_type") == "flex":
-        options["expert_dispatch"] = "deepep"
-    if given.flag("overlap_moe_expert_parallel_comm"):
-        options["expert_overlap"] = "on"
-    return spell("ms-swift-megatron", options)
+def _stages(given: Settings, model: ModelSpec | None, pp: int) -> dict[str, int]:
+    """vpp where another word than its own says it, and the layers of the first and the last stage."""
+    ends = ("first", "last")
+    said = {end: given.size(f"decoder_{end}_pipeline_num_layers", 0, 0) for end in ends}
+    parts = zip(ends, ("embedding", "loss"), strict=True)
+    accounted = {end: given.flag(f"account_for_{part}_in_pipeline_split") for end, part in parts}
+    chunks, each = given.number("num_virtual_stages_per_pipeline_rank"), given.number("num_layers_per_virtual_pipeline_stage")
+    written = given.get("pipeline_model_parallel_layout")
+    if pp == 1:
+        return {f"{end}_stage_layers": 0 for end in ends}
+    if (written or each or any(accounted.values())) and model is None:
+        return {f"{end}_stage_layers": said[end] for end in ends}  # --model is asked for, and read with then
+    if written and model is not None:
+        return written_stages(str(written), model, pp, f"{given.where('pipeline_model_parallel_layout')} {shown(str(written))}")
+    layers = model.num_layers if model is not None else 0
+    share = (layers + sum(accounted.values())) // pp
+    vpp = chunks or (share // each if each else 0)
+    return {"vpp": vpp, **{f"{end}_stage_layers": share - 1 if accounted[end] else said[end] for end in ends}}
 
 
-def _precision(given: Settings) -> str:
-    if given.get("fp8_format") is None and given.get("fp8") is None:
-        return "fp16" if given.flag("fp16") else "bf16"
-    recipe = str(given.get("fp8_recipe", "delayed"))
-    known = {"delayed": "fp8", **{name: one for one, (_, name) in RECIPES.items() if one != "nvfp4"}}
-    if recipe not in known:
-        raise PlannerError(f"{given.where('fp8_recipe')} is {shown(recipe)}; a plan knows {', '.join(known)}")
-    return known[recipe]
-
-
-def _optimizer(given: Settings) -> str:
-    name = str(given.get("optimizer", "adam")).removeprefix("dist_")
-    states = str(given.get("exp_avg_dtype", "fp32")) if given.flag("use_precision_aware_optimizer") else "fp32"
-    known = {pair: optimizer for optimizer, pair in OPTIMIZERS.items()}
-    return known.get((name, states), name)
+def _whole_layers(given: Settings, model: ModelSpec | None, stages: int, vpp: int) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Full recompute: of all layers, or of some in each stage."""
+    method, some = given.get("recompute_method"), given.number("recompute_num_layers")
+    if method == "uniform" and (some or 1) > 1:
+        return {"recompute": int(Recompute.FULL)}, (f"full recompute in units of {some} layers is taken as unit by unit",)
+    most = -(-model.num_layers // stages) if model is not None else 0
+    part = method == "block" and some is not None and (not most or some < most)
+    return {"recompute": int(Recompute.FULL), **({"recompute_layers": (some or 0) * vpp} if part else {})}, ()

@@ -11,10 +11,12 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|max_length|packing\w*|padding_free|gradient_checkpointing_kwargs.*|vit_\w+|aligner_lr|freeze_vit"
@@ -27,23 +29,30 @@ QUIET = re.compile(
 )
 PROGRAM = (
     r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?"
-    r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)"
+    r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)|\S*swift/cli/(?:_megatron/)?main\.py|swift\.cli\.(?:_megatron\.)?main"
 )
 OBJECTIVES = {"dpo": "dpo"}
 MODES = ("sft", "pt", "rlhf")
+MEGATRON = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
+    "micro_batch_size", "global_batch_size", "recompute_granularity",
+)  # fmt: skip
+"""Arguments of megatron sft alone."""
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         given = Settings(path, said.filled(file_settings(path, "arguments of ms-swift")), said=said)
-        return parse(given, "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus)
-    own = re.search(r"swift[./]cli", read_text(path)) is not None
+        mode, gpus = "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus or _of_env(given)
+        over_megatron = any(one in given.data for one in MEGATRON)
+        return parse_megatron(given, mode, gpus) if over_megatron else parse(given, mode, gpus)
+    own = re.search(r"swift[./]cli", text := read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else "|".join(MODES))
     by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2]
     mode = next((word for word in found.words if word in MODES), by_name)
     given = with_files(path, found, said)
-    gpus = said.num_gpus or found.num_gpus
+    gpus = said.num_gpus or _of_env(given) or (None if _nodes_are_elsewhere(text, said) else found.num_gpus)
     if "megatron" in found.program:
         return parse_megatron(given, mode, gpus)
     stated = said.num_gpus or (found.sharding or Sharding()).num_gpus
@@ -56,37 +65,130 @@ def read(path: Path, said: Given) -> Reading:
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
+def _of_env(given: Settings) -> int | None:
+    """GPUs by the section ENV of a file, which becomes the environment.  [swift/cli/main.py]"""
+    part = given.section("ENV")
+    for one in part.data:
+        part.get(one)
+    each = part.number("NPROC_PER_NODE")
+    return each * part.size("NNODES") if each else None
+
+
+def _nodes_are_elsewhere(text: str, said: Given) -> bool:
+    """Whether a script names its nodes, or its own place among them, without a value: then it is not one of a single node."""
+    if "NNODES" in said.settings or re.search(r"\bNNODES=|\bnnodes\b", text):
+        return False
+    return re.search(r"\$\{?(NNODES|NODE_RANK)\}?(?!\w|:)", text) is not None
+
+
 def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
     """The job that arguments over transformers describe. Raises PlannerError."""
     tuner = str(given.first("tuner_type", "train_type", "sft_type", default="lora"))
     if tuner not in ("lora", "full"):
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
-    for name in ("use_galore", "use_dora", "freeze_llm", "freeze_parameters_ratio", "lisa_activated_layers"):
-        if given.get(name) not in (None, False, 0, 0.0):
-            raise PlannerError(f"{given.where(name)} is not modelled; a plan trains all weights or adapters on all layers")
-    if given.get("task_type") in ("seq_cls", "embedding", "reranker", "generative_reranker"):
-        raise PlannerError(f"{given.where('task_type')}: a step without a loss over the vocabulary is not modelled")
+    old = _of_version_2(given)
+    _require_modelled(given, mode)
     objective = given.choice("rlhf_type", OBJECTIVES, "dpo") if mode == "rlhf" else "lm"
     dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}.get(
         asked := str(given.first("torch_dtype", "dtype", default="bfloat16")), asked
     )  # the second until swift 2
     half, single = dtype == "float16" or given.flag("fp16"), dtype == "float32" and not given.flag("bf16")
     precision = "fp16" if half else "fp32" if single else "bf16"
-    bits = given.number("quant_bits", least=2, most=8) or given.number("quantization_bit", 0, 0, 8)
-    found, double = _sharding(given, sharding), given.flag("bnb_4bit_use_double_quant", True)
-    optim = "muon" if given.get("optimizer") == "muon" else optimizer(given, given.get("optim", "adamw_torch_fused"), "optim")
+    found, optim = _sharding(given, sharding), _optimizer(given)
+    micro = given.number("per_device_train_batch_size") or given.size("batch_size")
+    steps, gpus = given.number("gradient_accumulation_steps"), num_gpus or found.num_gpus
+    if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
+        steps = max(1, -(-16 // (micro * gpus)))
+    targets, noted = _targets(given, old and tuner == "lora")
+    length = given.number("packing_length") if given.flag("packing") else None
     return fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=given.label("model", "model_id_or_path"),
-        micro_batch_size=given.number("per_device_train_batch_size") or given.size("batch_size"),
-        accumulation=given.number("gradient_accumulation_steps"), batch=16,
-        sequence_length=given.number("max_length"),
+        micro_batch_size=micro, accumulation=steps, batch=16,
+        sequence_length=length or given.number("max_length", 2048 if old else None),
         precision=precision, half_weights=dtype != "float32",
         optimizer=optim,
-        recompute=given.flag("gradient_checkpointing", True), lora_rank=given.size("lora_rank", 8) if tuner == "lora" else 0,
-        lora_targets=adapter_targets(given.first("target_modules", "lora_target_modules", default="all-linear")),
-        frozen_weights=quantised(bits, double) if bits else "fp32" if dtype == "float32" else "bf16",
-        objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET,
+        recompute=given.flag("gradient_checkpointing", True), lora_rank=_rank(given) if tuner == "lora" else 0,
+        lora_targets=targets, frozen_weights=_frozen(given, dtype, tuner),
+        objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET, notes=noted,
     ))  # fmt: skip
+
+
+SECOND = ("sft_type", "model_id_or_path", "quantization_bit", "lora_target_modules", "lora_dropout_p", "check_dataset_strategy")
+"""Words of swift 1 and 2 that 3 does not have."""
+NOT_MODELLED = (
+    "use_galore", "use_dora", "freeze_llm", "freeze_parameters_ratio", "lisa_activated_layers", "trainable_parameters",
+    "trainable_parameters_regex", "trainable_modules", "additional_trainable_parameters",
+)  # fmt: skip
+OWN_OPTIMIZERS = ("adamw", "lorap", "multimodal", "default")
+"""Words of ``optimizer`` that only set rates of learning apart."""
+
+
+def _require_modelled(given: Settings, mode: str) -> None:
+    """Raises PlannerError, or asks, for what no plan has."""
+    for name in NOT_MODELLED:
+        if given.get(name) not in (None, False, 0, 0.0, []):
+            raise PlannerError(f"{given.where(name)} is not modelled; a plan trains all weights or adapters on all layers")
+    if given.get("task_type") in ("seq_cls", "embedding", "reranker", "generative_reranker"):
+        raise PlannerError(f"{given.where('task_type')}: a step without a loss over the vocabulary is not modelled")
+    if given.size("zero_hpz_partition_size") > 1:
+        raise PlannerError(f"{given.where('zero_hpz_partition_size')}: hierarchical partitions of weights are not modelled")
+    if given.get("train_backend") == "megatron":
+        raise PlannerError(f"{given.where('train_backend')} is megatron: of swift 2, which is not read; --set train_backend=null")
+    asked = [(one, "layers with adapters by a pattern; null = all linear layers") for one in ("target_regex", "lora_target_regex")]
+    if given.get("tuner_backend") == "unsloth":
+        asked.append(("tuner_backend", "unsloth keeps other activations than peft, which imports the job"))
+    if given.flag("use_tiled_mlp"):
+        asked.append(("use_tiled_mlp", "MLPs that are computed and recomputed in pieces are not modelled"))
+    asked += [(one, "no reference model is not modelled; false imports the job with it")
+              for one in ("reference_free", "ref_model_free") if mode == "rlhf" and given.flag(one)]  # fmt: skip
+    for name, about in asked:
+        if given.get(name) is not None:
+            without = {"tuner_backend": "peft", "target_regex": "null", "lora_target_regex": "null"}.get(name, "false")
+            given.ask(Question(name=name, about=about, choices=(without,)))
+
+
+def _of_version_2(given: Settings) -> bool:
+    """Whether it is swift 1 or 2, with other defaults: by its words, or by the version that the project pins."""
+    return any(given.data.get(one) is not None for one in SECOND) or newer(given.path, "ms-swift", (3,)) is False
+
+
+def _rank(given: Settings) -> int:
+    """Rank of the adapters: that of those it goes on with where it is not said.  [base_args.py, load_args_from_ckpt]"""
+    adapters = given.data.get("adapters")
+    given.asked.update(("adapters", "ref_adapters"))  # which they are decides nothing
+    if adapters is not None and given.get("lora_rank") is None:
+        given.ask(Question(name="lora_rank", about=f"that of {shown(shown_text(str(adapters)))}, whose adapters it goes on with"))
+    return given.size("lora_rank", 8)
+
+
+def _targets(given: Settings, old: bool) -> tuple[str, tuple[str, ...]]:
+    """Layers with adapters; swift 1 and 2 take those of queries, keys and values by default.  [swift/llm/utils/model.py, LoRATM]"""
+    named = given.first("target_modules", "lora_target_modules", default="DEFAULT" if old else "all-linear")
+    words = named if isinstance(named, list) else str(named).replace(",", " ").split()
+    if words == ["DEFAULT"]:
+        return "qkv", ("adapters on q, k, v: the DEFAULT of swift before 3",)
+    return adapter_targets(named if words != ["ALL"] else "all-linear"), ()
+
+
+def _frozen(given: Settings, dtype: str, tuner: str) -> str:
+    """Dtype of the base under adapters. Raises PlannerError for fewer bits than a plan has, or for quantised weights that train."""
+    name = "quant_bits" if given.get("quant_bits") is not None else "quantization_bit"
+    bits = given.number(name, 0, 0, 8) or 0
+    if bits and (bits not in (4, 8) or tuner == "full"):
+        why = "weights in bits are not trained without adapters" if bits in (4, 8) else "a plan knows 4 and 8"
+        raise PlannerError(f"{given.where(name)} is {bits}: {why}; --set {name}=null imports the job without")
+    double = given.flag("bnb_4bit_use_double_quant", True) and given.get("quant_method", "bnb") == "bnb"
+    return quantised(bits, double) if bits else "fp32" if dtype == "float32" else "bf16"
+
+
+def _optimizer(given: Settings) -> str:
+    own = given.get("optimizer")
+    if own == "muon":
+        return "muon"
+    if own is not None and own not in OWN_OPTIMIZERS:
+        about = f"{shown(str(own))} is a plugin; null = that of optim"
+        given.ask(Question(name="optimizer", about=about, choices=("null", "muon")))
+    return optimizer(given, given.get("optim", "adamw_torch_fused"), "optim")
 
 
 def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
@@ -94,7 +196,7 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
     if given.get("fsdp") == "fsdp2":
         found = Sharding(kind="fsdp", fields={"zero": 3, "recompute": 2})  # swift/config/fsdp2.json
     else:
-        found = sharding or accelerate_named(given) or from_arguments(given) or Sharding()
+        found, _ = said_or_asked(_with_its_file(given), sharding, launched=True)
     fields = dict(found.fields)
     if (tp := given.size("deepspeed_autotp_size")) > 1:
         fields["tp"] = tp
@@ -103,12 +205,22 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
     return dataclasses.replace(found, fields=fields)
 
 
+def _with_its_file(given: Settings) -> Settings:
+    """The settings where ``fsdp`` names a file that holds both fsdp and fsdp_config.  [swift/arguments/sft_args.py, _init_fsdp]"""
+    name = given.data.get("fsdp")
+    if not isinstance(name, str) or not name.endswith(".json"):
+        return given
+    given.asked.add("fsdp")
+    return Settings(given.path, {**given.data, "fsdp": None, "fsdp_config": name}, given.place, given.asked, given.said)
+
+
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the arguments set."""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
-    if given.flag("use_liger_kernel"):
+    if given.flag("use_liger_kernel") or given.flag("use_liger"):
         options["loss"] = "fused_linear"
-    return options
+    experts = str(given.get("experts_impl", ""))
+    return {**options, "experts": "loop"} if experts == "eager" else options

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import SERVERS, having, load
 from planner.trainers.reading.configuration import Reading
@@ -23,6 +24,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, [*readers, *SERVERS])
     text = read_text(path)
+    if written := OWN_FILE.search(text):
+        raise PlannerError(library.other_kind(written[1], str(path)))
     said = _counted(path, text, given or Given())
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
@@ -56,6 +59,10 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
         raise PlannerError(f"{path}: a program of {trained}, of whose programs this one is not read; 'plan estimate' takes its job")
     raise PlannerError(f"{path}: looks like no configuration of {', '.join([*readers, *SERVERS])}; say which with --from")
+
+
+OWN_FILE = re.compile(rf"^({'|'.join(library.WRITTEN)}): *\d+$", re.MULTILINE)
+"""What the planner itself wrote is read already."""
 
 
 def _counted(path: Path, text: str, said: Given) -> Given:

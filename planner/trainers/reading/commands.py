@@ -203,6 +203,8 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
         return None
     text = launcher.text("nproc_per_node")
     each = launcher.number("nproc_per_node") or (seen if text in ("gpu", "auto") else None)
+    if each is None and is_open(script.variables.text("NNODES") or ""):  # NNODES=$WORLD_SIZE: the environment says it
+        return None
     each = each or _variable(script, "NPROC_PER_NODE")
     if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None

@@ -216,12 +216,18 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
         return ()
     tables = sorted({str(one) for one in words if TABLES.search(str(one))})
     notes = [adapters_on_tables(tables)]
+    more = () if job.given.flag("lora_target_linear") else layers_beside(words, job.lora_targets)
+    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *more)
+
+
+def layers_beside(words: list[Any], targets: str) -> tuple[str, ...]:
+    """Note about linear layers without adapters that are priced with those that have them; ``words`` name those that have."""
     parts = _linear_layers(words)
-    beside = [one for one in WITH_ADAPTERS.get(job.lora_targets, ()) if one not in parts]
+    beside = [one for one in WITH_ADAPTERS.get(targets, ()) if one not in parts]
     named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
-    more = f"adapters on {named} alone are priced as {job.lora_targets}, so {', '.join(beside)} too"
-    known = parts <= set(WITH_ADAPTERS["all"]) and beside and not job.given.flag("lora_target_linear")
-    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
+    if not beside or not parts <= set(WITH_ADAPTERS["all"]):
+        return ()
+    return (f"adapters on {named} alone are priced as {targets}, so {', '.join(beside)} too",)
 
 
 def adapters_on_tables(named: Sequence[str]) -> str:

@@ -12,37 +12,23 @@ from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
-from planner.trainers.reading.given import Given, Question, setting_of_a_fork
+from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
-from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import quotient, read_text
+from planner.trainers.torchtune import own_settings as own
+from planner.trainers.torchtune.builders import model_of
 
-QUIET = re.compile(
-    r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
-    r"|tensor_parallel_plan|model)\..*"
-    r"|output_dir|seed|shuffle|epochs|max_steps_per_epoch|clip_grad_norm|log_\w+|device|resume_from_checkpoint|save_\w+|batch_size_val"
-    r"|run_val_\w+|custom_sharded_layers|cudnn_\w+|use_distributed_state_dict|optimizer_in_bwd|low_cpu_ram|fsdp.*|ac_\w+|enable_async\w*"
-)
-PART = "activation|gradient|attention|attn|expert|moe|layer|block|mlp|ffn"
-DECIDES = re.compile(
-    r"\w*parallel\w*|\w+_degree|\w*expert_\w+|native_\w+|\w*shard\w*|\w*offload\w*|\w*(recompute|remat)\w*"
-    rf"|checkpoint_\w*({PART})\w*|\w*({PART})s?\w*checkpoint\w*|\w*checkpointing\w*"
-)
-"""Settings that say a degree, sharding or recompute by their names, where torchtune itself does not have them."""
-KNOWN = re.compile(
-    r"custom_sharded_layers|(save|load|(enable_)?async)_\w+|\w*(checkpointer|tokenizer|dataset)\w*(\..*)?"
-    r"|(tensor_parallel_plan|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss)\..*|model\.expert_(hidden_)?(dim|size)"
-)
-"""Others like them that decide neither."""
-NONE = ("1", "1.0", "'1'", "'none'", "'None'", "'null'", "'false'", "'False'")
-"""Values with which such a setting changes nothing."""
-DEVICES = ("cuda", "hpu")
-"""What profiles of --hardware are of: torch calls GPUs of AMD cuda too."""
-NAME = re.compile(r"torchtune\.models\.(?P<family>\w+)\.(?P<kind>q?lora_)?(?P<name>\w+)")
-SIZES = {"0_5b": "0.5b", "1_5b": "1.5b", "0_6b": "0.6b", "1_7b": "1.7b"}
 DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "bf16_true"}
+SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+"""fsdp_sharding_strategy of 0.2 and 0.3."""
+FP8_STATES = ("AdamWFp8", "_AdamWFp8")
+OTHER_RECIPES = re.compile(r"(^|/)(qat_|knowledge_distillation|ppo_|\w*grpo|eleuther|generat|quantize|early_exit)")
+"""Recipes of another step than fine-tuning or DPO."""
+RECIPES = re.compile(r"(dev/)?(gemma_)?(full|lora)_(finetune|dpo)(_distributed|_single_device|_fsdp2|_multi_dataset)*")
+RECIPE_FILE = r"(?:\S*/)?(?:full|lora|qat|ppo|knowledge)\w*_(?:distributed|single_device)\.py"
+"""Recipes that are started without tune."""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -50,16 +36,25 @@ def read(path: Path, said: Given) -> Reading:
     if path.suffix in (".yaml", ".yml"):
         data = file_settings(path, "a recipe of torchtune")
         return parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
-    found = launched(path, said, r"(?:\S*/)?tune", "run")
+    by_tune = re.search(r"\btune +run\b|torchtune\._cli\.tune", read_text(path)) is not None
+    found = launched(path, said, r"(?:\S*/)?tune|torchtune\._cli\.tune", "run") if by_tune else launched(path, said, RECIPE_FILE)
     words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
-    named, recipe = (str(words.get("config", [""])[0]), next((one for one in _loose(words, found.words) if one != "run"), ""))
+    loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]
+    named, recipe = str(words.get("config", [""])[0]), (loose[0] if loose else "") if by_tune else found.program
     over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
-    data = override(_configuration(path, named), over)
+    base = _configuration(path, named)
+    data = override(base, {_component(base, key): value for key, value in over.items()})
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
-    gpus = said.num_gpus or (each * nodes if each and nodes else None)
+    gpus = said.num_gpus or (each * nodes if each and nodes else None if by_tune else found.num_gpus)
     reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def _component(data: Mapping[str, Any], key: str) -> str:
+    """The key that an override means: of a section with a _component_ that one.  [config/_utils.py, _merge_yaml_and_cli_args]"""
+    part = data.get(key)
+    return f"{key}._component_" if isinstance(part, Mapping) and "_component_" in part else key
 
 
 def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
@@ -69,7 +64,8 @@ def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
 
 def _configuration(path: Path, name: str) -> dict[str, Any]:
     """A file that a command names, or a published one. Raises PlannerError."""
-    if (file := beside(path, name)) is not None:
+    own = f"recipes/configs/{name.removesuffix('.yaml')}.yaml"  # of a checkout, which may differ from the published one
+    if (file := beside(path, name) or beside(path, own)) is not None:
         return file_settings(file, "a recipe of torchtune")
     known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
     if name.removesuffix(".yaml") not in known:
@@ -80,31 +76,27 @@ def _configuration(path: Path, name: str) -> dict[str, Any]:
 
 def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
     """The job that settings describe; ``called``: its file or its recipe. Raises PlannerError."""
-    for name, what in (("quantizer", "quantisation-aware training or quantisation"), ("teacher_model", "distillation"),
-                       ("policy_model", "PPO"), ("ppo_epochs", "PPO"), ("grpo_samples", "GRPO")):  # fmt: skip
-        if given.get(name) is not None:
-            raise PlannerError(f"{given.where(name)}: {what} is not modelled; fine-tuning and DPO are")
-    if given.get("batch_size") is None or given.get("optimizer") is None:
-        raise PlannerError(f"{given.path}: batch_size or optimizer is missing: this recipe trains nothing")
-    if given.flag("model.use_dora"):
-        raise PlannerError(f"{given.where('model.use_dora')}: DoRA is not modelled; LoRA is")
+    _require_fine_tuning(given, called)
     part, single = given.section("model"), "single_device" in called
-    component = NAME.fullmatch(str(part.get("_component_")))
-    kind, model_name = _name(component) if component else ("", str(part.get("_component_")))
-    model, notes = named_model(model_name, given.path)
-    gpus = 1 if single else num_gpus
+    kind, model, model_name, notes = model_of(given)
     if single and num_gpus not in (None, 1):
         raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
+    own.require_allowed(given, single, bool(kind))
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
-    gpus = gpus if single else _of_shards(given, tp * cp * replicas, gpus)
-    whole = all(given.flag(one, True) for one in ("fsdp_reshard_after_forward", "fsdp.reshard_after_forward"))
+    shards = given.number("data_parallel_shard_dim", -1, -1)
+    host = given.flag("fsdp_cpu_offload") or (isinstance(given.data.get("fsdp"), dict) and given.flag("fsdp.cpu_offload"))
+    if single:  # its recipes read none of them
+        tp, cp, replicas, host, num_gpus = 1, 1, 1, False, 1
+    if tp > 1:  # of full fine-tuning; recipes of adapters refuse it themselves
+        why = "tensor parallelism of torchtune is not modelled; --set tensor_parallel_dim=1 imports the job without"
+        raise PlannerError(f"{given.where('tensor_parallel_dim')} is {tp}: {why}")
+    gpus = num_gpus if single else _of_shards(given, shards, tp * cp * replicas, num_gpus)
     fields = {
-        "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": 3 if whole else 2, "sequence_parallel": 0,
+        "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": _zero(given), "sequence_parallel": 0,
         "recompute": _recompute(given, modes=not (kind or single)),
-        "offload_activations": int(given.flag("enable_activation_offloading")),
-        "offload_parameters": int(given.flag("fsdp_cpu_offload") or given.flag("fsdp.cpu_offload")),
-        **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}),
+        "offload_activations": int(given.flag("enable_activation_offloading")), "offload_parameters": int(host),
+        **({"cp_method": int(_rotated(given))} if cp > 1 else {}),
     }  # fmt: skip
     batch = micro * steps  # of one replica: to_plan asks for the GPUs first
     if gpus is not None:
@@ -114,21 +106,81 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
             fields["zero"] = 0
         if replicas > 1:
             fields["dp_shard"] = quotient(fields["dp"], replicas, f"{given.path}: dp by data_parallel_replicate_dim")
-    loss, strange = str(given.get("loss._component_", "")), _of_a_fork(given)
+    precision, targets = given.choice("dtype", DTYPES, "bf16"), _targets(part) if kind else "all"
+    if kind and precision == "fp32":
+        about = "adapters over weights in fp32 are not priced; bf16 imports the job so"
+        given.ask(Question(name="dtype", about=about, choices=("bf16",)))
+    loss = str(given.get("loss._component_", "")).rpartition(".")[2]
     return Reading(
-        trainer=_trainer(given, bool(kind)), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
-        global_batch_size=batch, sequence_length=_length(given), precision=given.choice("dtype", DTYPES, "bf16"),
-        optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0,
-        lora_targets=_targets(part) if kind else "all",
+        trainer=_trainer(given, part, bool(kind)), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
+        global_batch_size=batch, sequence_length=_length(given), precision=precision,
+        optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0, lora_targets=targets,
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
-        objective="dpo" if "DPOLoss" in loss or "dpo" in called else "lm",
-        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes, questions=strange,
+        objective="dpo" if loss in own.PREFERENCES or "dpo" in called else "lm", questions=own.of_a_fork(given),
+        unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
+        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(called)),
     )  # fmt: skip
 
 
-def _of_shards(given: Settings, others: int, gpus: int | None) -> int | None:
+def _require_fine_tuning(given: Settings, called: str) -> None:
+    """Raises PlannerError for recipes of another step."""
+    for name, what in (("quantizer", "quantisation-aware training or quantisation"), ("teacher_model", "distillation"),
+                       ("kd_loss", "distillation"), ("kd_ratio", "distillation"), ("policy_model", "PPO"), ("ppo_epochs", "PPO"),
+                       ("ppo_batch_size", "PPO"), ("grpo_samples", "GRPO"), ("reward_functions", "GRPO"),
+                       ("fake_quant_after_n_steps", "quantisation-aware training")):  # fmt: skip
+        if given.get(name) is not None:
+            raise PlannerError(f"{given.where(name)}: {what} is not modelled; fine-tuning and DPO are")
+    recipe, started, _ = called.partition(" ")
+    if started and OTHER_RECIPES.search(recipe.rpartition("/")[2]) is not None:
+        raise PlannerError(f"{given.path}: recipe {shown(recipe)} is not modelled; those of fine-tuning and DPO are")
+    if given.get("batch_size") is None or given.get("optimizer") is None:
+        raise PlannerError(f"{given.path}: batch_size or optimizer is missing: this recipe trains nothing")
+    if given.flag("model.use_dora"):
+        raise PlannerError(f"{given.where('model.use_dora')}: DoRA is not modelled; LoRA is")
+
+
+def _notes(given: Settings, part: Settings, kind: str, targets: str, several: bool) -> tuple[str, ...]:
+    """What was taken for what."""
+    notes: list[str] = []
+    if kind:
+        mlp = ["gate_proj", "up_proj", "down_proj"] if part.flag("apply_lora_to_mlp") else []
+        notes += layers_beside([*(part.get("lora_attn_modules") or []), *mlp], targets)
+        if part.flag("apply_lora_to_output"):
+            notes.append(adapters_on_tables(["output"]))
+    apart = str(given.get("custom_sharded_layers") or "")
+    if several and "tok_embeddings" not in apart:
+        notes.append("custom_sharded_layers does not name tok_embeddings: the tables are priced as gathered on their own")
+    if given.flag("resize_token_embeddings"):
+        notes.append("resize_token_embeddings: the rows of the tables are those of the tokenizer, and priced as those of the model")
+    return tuple(notes)
+
+
+def _of_a_recipe(called: str) -> tuple[str, ...]:
+    """Note about a recipe of the project's own."""
+    recipe, started, _ = called.partition(" ")
+    own_one = started and recipe and RECIPES.fullmatch(Path(recipe).stem.rpartition(".")[2] or recipe) is None
+    return (f"recipe {shown(recipe)} is the project's own: read as a recipe of torchtune reads the file",) if own_one else ()
+
+
+def _zero(given: Settings) -> int:
+    word = given.get("fsdp_sharding_strategy")
+    if word is not None:
+        return int(given.choice("fsdp_sharding_strategy", SHARDING, "FULL_SHARD"))
+    inner = not isinstance(given.data.get("fsdp"), dict) or given.flag("fsdp.reshard_after_forward", True)
+    return 3 if given.flag("fsdp_reshard_after_forward", True) and inner else 2
+
+
+def _rotated(given: Settings) -> CpMethod:
+    """How keys and values of other ranks come: gathered, unless it is asked about."""
+    method = str(given.get("context_parallel_rotate_method", "allgather"))
+    if method != "allgather":
+        about = f"{shown(method)} passes keys and values on from rank to rank, which is not modelled for torchtune; allgather"
+        given.ask(Question(name="context_parallel_rotate_method", about=about, choices=("allgather",)))
+    return CpMethod.ALLGATHER
+
+
+def _of_shards(given: Settings, shards: int | None, others: int, gpus: int | None) -> int | None:
     """GPUs, where the ranks that share a copy of the weights are counted; -1 is all there are. Raises PlannerError for others."""
-    shards = given.number("data_parallel_shard_dim", -1, -1)
     if shards is None or shards < 1:
         return gpus
     if gpus not in (None, shards * others):
@@ -150,43 +202,25 @@ def _recompute(given: Settings, modes: bool) -> int:
     return int(Recompute.NONE)
 
 
-def _of_a_fork(given: Settings) -> tuple[Question, ...]:
-    """What decides memory or degrees: settings that torchtune does not have, and a device that no profile is of."""
-    left = [one.partition(" = ")[0::2] for one in given.left()]
-    found = [
-        setting_of_a_fork(name, "torchtune", "false" if value[:1] not in "-0123456789" else "1")
-        for name, value in left
-        if any(map(DECIDES.fullmatch, name.split("."))) and not KNOWN.fullmatch(name) and value not in NONE
-    ]  # fmt: skip
-    device = str(given.get("device") or "cuda")
-    if device.partition(":")[0] not in DEVICES:
-        about = f"no profile of --hardware is of {shown(device)}; cuda imports the job as it would run on one"
-        found.append(Question(name="device", about=about, choices=("cuda",)))
-    return tuple(found)
-
-
-def _name(component: re.Match[str]) -> tuple[str, str]:
-    """('', 'lora_' or 'qlora_', the model as the hub would call it)."""
-    name = component["name"]
-    for text, dotted in SIZES.items():
-        name = name.replace(text, dotted)
-    own = component["family"].removesuffix("_moe")
-    family = re.sub(r"(llama|qwen|gemma|phi)(\d)", r"\1-\2" if not own.startswith("qwen") else r"\1\2", own).replace("_", ".")
-    rest = name.removeprefix(own).strip("_").removesuffix("_instruct").removesuffix("_base").replace("_", "-")
-    return component["kind"] or "", f"{family}-{rest}".replace("phi-4-14b", "phi-4").replace("phi-3-mini", "phi-3-mini")
-
-
 def _length(given: Settings) -> int | None:
-    """Where texts are cut, or packs are as long; None = as long as the longest of a batch."""
-    return given.number("tokenizer.max_seq_len") or given.number("dataset.max_seq_len")
+    """Where texts are cut, or packs are as long; None = as long as the longest of a batch. Several data sets are a list."""
+    found = [given.number("tokenizer.max_seq_len")]
+    if isinstance(given.data.get("dataset"), list):
+        given.get("dataset")
+    else:
+        found.append(given.number("dataset.max_seq_len"))
+    return min((one for one in found if one is not None), default=None)
 
 
 def _optimizer(given: Settings) -> str:
     part = given.section("optimizer")
-    name = str(part.get("_component_")).rpartition(".")[2]
-    if str(part.get("_component_")).startswith("torchao") and name == "AdamW4bit":
+    named = str(part.get("_component_"))
+    name = named.rpartition(".")[2]
+    if named.startswith("torchao") and name.lstrip("_") == "AdamW4bit":
         raise PlannerError(f"{part.where('_component_')} is {shown(name)}, which is not modelled")
-    return optimizer(part, name, "_component_")
+    if name == "CPUOffloadOptimizer":
+        raise PlannerError(f"{part.where('_component_')} is {shown(name)}: states in host memory are not modelled for torchtune")
+    return "adam_8bit" if name in FP8_STATES else optimizer(part, name.lstrip("_"), "_component_")
 
 
 def _targets(part: Settings) -> str:
@@ -194,8 +228,10 @@ def _targets(part: Settings) -> str:
     return "all" if part.flag("apply_lora_to_mlp") else adapter_targets(named)
 
 
-def _trainer(given: Settings, adapters: bool) -> str:
-    options = {"compile": "on"} if given.get("compile") not in (None, False) else {}
+def _trainer(given: Settings, part: Settings, adapters: bool) -> str:
+    options = {**({"compile": "on"} if own.compiles(given) else {}), **own.loss_option(given)}
+    if adapters and part.above_zero("lora_dropout"):
+        options["adapter_dropout"] = "on"
     if not adapters:  # its recipes of adapters have no such word
         options["optimizer_in_backward"] = "on" if given.flag("optimizer_in_bwd") else "off"
     return spell("torchtune", options)

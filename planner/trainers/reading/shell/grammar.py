@@ -17,10 +17,14 @@ _COMMENTED_OUT = re.compile(r"\\\n(?:[ \t]*#[^\n]*\n)+(?=[ \t]+--?[A-Za-z])")
 _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&")
 
 
+_REMARK = re.compile(r"`[ \t]*#[^`\n]*`")
+"""A command that is nothing but a remark, between options: `# why`."""
+
+
 def parse(text: str, where: str) -> list[Node]:
     """The commands of a script. Raises PlannerError with file and line."""
     text = re.sub(r"\\[ \t]+\n(?=[ \t]*--)", "\\\n", text)  # blanks behind it end a command, which nobody means before an option
-    text = _COMMENTED_OUT.sub("\\\n", text)
+    text = _COMMENTED_OUT.sub("\\\n", _REMARK.sub("", text))
     parser = _Parser(text, where)
     nodes = parser.commands(())
     if parser.position < len(text):

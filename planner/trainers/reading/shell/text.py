@@ -12,7 +12,7 @@ _MARKS = re.compile(f"[{OPEN}-{END}]")
 _GAP = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 OPTION = re.compile(r"(?:^|\s)--?[A-Za-z_]")
 """An option begins."""
-SETTINGS = re.compile(r"serve$|\.(ya?ml|json|toml)$")
+SETTINGS = re.compile(r"serve$|\.(ya?ml|json|toml)$|^finetune_(lora|full|adapter\w*)$")
 """What says that a command without an option starts something too: a server, a file of settings."""
 
 

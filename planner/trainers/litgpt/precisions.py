@@ -1,0 +1,16 @@
+"""Words of LitGPT for precisions, bits and layers."""
+
+PRECISIONS = {
+    "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "bf16": "bf16", "16": "fp16",
+    "32": "fp32",
+}  # fmt: skip
+"""The last three are Fabric's old names of the mixed ones and of the whole one."""
+FROZEN = {
+    "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_dq", "bnb.int8-training": "int8",
+}  # fmt: skip
+LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False, "mlp": False}
+LAYERS = {
+    "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj",),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}  # fmt: skip
+"""Linear layers by LitGPT's words."""

@@ -1,0 +1,104 @@
+"""Settings of torchtune that change the trainer of a plan, those that its recipes refuse, and those that it does not have."""
+
+import re
+
+from planner.errors import PlannerError
+from planner.trainers.reading.given import Question, setting_of_a_fork
+from planner.trainers.reading.settings import Settings
+
+QUIET = re.compile(
+    r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
+    r"|tensor_parallel_plan|model|dataloader|share_weights)\..*"
+    r"|output_dir|seed|shuffle|epochs|max_steps_per_epoch|clip_grad_norm|log_\w+|device|resume_from_checkpoint|save_\w+|batch_size_val"
+    r"|run_val_\w+|custom_sharded_layers|cudnn_\w+|use_distributed_state_dict|optimizer_in_bwd|low_cpu_ram|fsdp.*|ac_\w+|enable_async\w*"
+    r"|collate_fn|datasets|activation_offloading_use_streams|memory_efficient_fsdp_wrap|enable_expandable_segments|enable_fsdp"
+    r"|context_parallel_rotate_method|fused|enable_kv_cache|fp8_recipe_name|enable_fp8_training"
+)
+PART = "activation|gradient|attention|attn|expert|moe|layer|block|mlp|ffn"
+DECIDES = re.compile(
+    r"\w*parallel\w*|\w+_degree|\w*expert_\w+|native_\w+|\w*shard\w*|\w*offload\w*|\w*(recompute|remat)\w*"
+    rf"|checkpoint_\w*({PART})\w*|\w*({PART})s?\w*checkpoint\w*|\w*checkpointing\w*"
+    r"|\w*(fp8|fp4|int8|int4|[48]_?bit|quant|freeze|frozen|trainable|dora|adapter|zero_stage|deepspeed|distill|teacher|prun|dropout)\w*"
+    r"|(\w+_)?(ema|lora|lisa|relora|precision|dtype|mtp|moe)(_\w+)?|(\w+_)?(accumulation|accum)_\w+|micro_batch\w*|global_batch\w*"
+    r"|(\w+_)?seq(uence)?_len(gth)?|early_exit_loss"
+)
+"""Settings that say a degree, a batch, a dtype, what is trained, sharding or recompute by their names, where torchtune does not
+have them."""
+KNOWN = re.compile(
+    r"custom_sharded_layers|(save|load|(enable_)?async)_\w+|\w*(checkpointer|tokenizer|dataset)\w*(\..*)?|activation_offloading_use_streams"
+    r"|(tensor_parallel_plan|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss|dataloader)\..*|model\..*"
+    r"|context_parallel_rotate_method|\w*generat\w*|max_seq_len(gth)?|fp8_recipe_name"
+)
+"""Others like them that decide neither."""
+NONE = ("1", "1.0", "'1'", "'none'", "'None'", "'null'", "'false'", "'False'")
+"""Values with which such a setting changes nothing."""
+DEVICES = ("cuda", "hpu")
+"""What profiles of --hardware are of: torch calls GPUs of AMD cuda too."""
+LOSSES = {
+    "LinearCrossEntropyLoss": "", "CEWithChunkedOutputLoss": "", "CrossEntropyLoss": "full",
+    "DPOLoss": "", "RSOLoss": "", "IPOLoss": "",
+}  # fmt: skip
+"""Losses by their classes: '' = in pieces as the trainer has it, or of DPO."""
+PREFERENCES = ("DPOLoss", "RSOLoss", "IPOLoss")
+"""Losses of pairs over a reference model."""
+
+
+def loss_option(given: Settings) -> dict[str, str]:
+    """Option of the trainer that the loss means. Raises PlannerError, or asks, for one that is none of a language model."""
+    named = str(given.get("loss._component_") or "")
+    word = named.rpartition(".")[2]
+    if not word or word in LOSSES:
+        found = LOSSES.get(word, "")
+        return {"loss": found} if found else {}
+    if named.startswith("torchtune."):
+        raise PlannerError(f"{given.where('loss')}._component_ is {word}, which is not modelled; cross entropy and DPO are")
+    about = f"{word} is a loss of the project's own; one that is like it"
+    given.ask(Question(name="loss._component_", about=about, choices=("LinearCrossEntropyLoss", "CrossEntropyLoss", "DPOLoss")))
+    return {}
+
+
+def compiles(given: Settings) -> bool:
+    """Whether the model is compiled: yes or no, or a section that says it part by part."""
+    if isinstance(given.data.get("compile"), dict):
+        part = given.section("compile")
+        for one in ("loss", "optimizer_step", "scale_grads"):
+            part.get(one)
+        return part.flag("model", True)
+    return given.flag("compile")
+
+
+def require_allowed(given: Settings, single: bool, adapters: bool) -> None:
+    """Raises PlannerError for what the recipes themselves refuse; those of adapters read fewer settings.
+    [recipes/full_finetune_distributed.py, __init__]"""
+    if given.flag("optimizer_in_bwd") and not adapters:
+        steps, clips = given.size("gradient_accumulation_steps", 1), given.get("clip_grad_norm")
+        if steps > 1 or clips is not None:
+            what = f"gradient_accumulation_steps {steps}" if steps > 1 else f"clip_grad_norm {clips}"
+            raise PlannerError(
+                f"{given.where('optimizer_in_bwd')}: torchtune refuses it with {what}; --set optimizer_in_bwd=false, or "
+                f"--set {what.partition(' ')[0]}={'1' if steps > 1 else 'null'}"
+            )
+    if given.flag("enable_activation_offloading") and not given.flag("enable_activation_checkpointing"):
+        where = given.where("enable_activation_offloading")
+        raise PlannerError(f"{where}: torchtune refuses it without enable_activation_checkpointing; --set one of them")
+    if given.flag("optimizer.amsgrad"):
+        about = "a third state, the largest second moment, which no plan has; false imports the job without it"
+        given.ask(Question(name="optimizer.amsgrad", about=about, choices=("false",)))
+    if given.flag("enable_fp8_training") and not single and not adapters:
+        about = "products in FP8 are not modelled for torchtune; false imports the job without them"
+        given.ask(Question(name="enable_fp8_training", about=about, choices=("false",)))
+
+
+def of_a_fork(given: Settings) -> tuple[Question, ...]:
+    """What decides memory or degrees: settings that torchtune does not have, and a device that no profile is of."""
+    left = [one.partition(" = ")[0::2] for one in given.left()]
+    found = []
+    for name, value in left:
+        if any(map(DECIDES.fullmatch, name.split("."))) and not KNOWN.fullmatch(name) and value not in NONE:
+            head, _, rest = name.partition(".")  # of a section one question
+            found.append(setting_of_a_fork(head, "torchtune", "false" if value == "True" and not rest else "null"))
+    device = str(given.get("device") or "cuda")
+    if device.partition(":")[0] not in DEVICES:
+        about = f"no profile of --hardware is of '{device}'; cuda imports the job as it would run on one"
+        found.append(Question(name="device", about=about, choices=("cuda",)))
+    return tuple({one.name: one for one in found}.values())
