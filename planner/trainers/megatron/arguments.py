@@ -20,7 +20,7 @@ RENAMED = {
     "fp8_format": "fp8", "fp4_format": "fp4", "norm_epsilon": "layernorm_epsilon", "num_moe_experts": "num_experts",
     "model_parallel_size": "tensor_model_parallel_size", "moe_expert_parallel_size": "expert_model_parallel_size",
     "checkpoint_num_layers": "recompute_num_layers", "checkpoint_activations_granularity": "recompute_granularity",
-    "activations_checkpoint_num_layers": "recompute_num_layers", "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
     "recompute_activations_num_layers": "recompute_num_layers", "moe_topk": "moe_router_topk", "topk": "moe_router_topk",
 }  # fmt: skip
 """Flags whose name in the dump differs, and names of older versions."""
@@ -82,6 +82,11 @@ def known_arguments() -> tuple[re.Pattern[str], re.Pattern[str], dict[str, Any]]
 def listed_arguments() -> re.Pattern[str]:
     """Names that no plan holds and that are reported as unread, without a question."""
     return _names("listed")
+
+
+def instead_of() -> dict[str, str]:
+    """What a plan has in the place of arguments that it does not hold."""
+    return dict(_lists()["priced"])
 
 
 def _lists() -> dict[str, Any]:

@@ -17,6 +17,8 @@ from planner.trainers.reading.values import read_text
 
 _SUBSTITUTED = re.compile(r"s([/|#,])(\w{1,80})\1(.{0,200}?)\1g?")
 """An edit of sed."""
+_WRITTEN = re.compile(r"[\"'](zero_optimization|fp16|bf16|train_batch_size|train_micro_batch_size_per_gpu)[\"']\s*:")
+"""A key of DeepSpeed's configuration."""
 _STAGE = re.compile(r"\"stage\"\s*:\s*\"?(\d)")
 
 
@@ -51,7 +53,8 @@ def take(found: Arguments, given: Given) -> None:
         found.setdefault("zero_stage", written[1])
     elif found.get("zero_stage") is not None and not found.get("cpu_optimizer"):
         found.notes.append("DeepSpeed's configuration is not there: nothing is offloaded, and the rest is as the arguments say it")
-    if found.get("zero_stage") is None:
+    waits = found.questions and any(is_open(text) and _WRITTEN.search(text) for text in found.documents)  # what is open fills it
+    if found.get("zero_stage") is None and not waits:
         about = (
             f"DeepSpeed's, it is {shown(shown_text(str(named)))}, which is not there; or say --set zero_stage=0 (1, 2, 3) where it "
             "offloads nothing"

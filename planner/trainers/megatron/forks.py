@@ -20,12 +20,21 @@ RENAMED = {
     "multi_head_latent_attention": "multi_latent_attention", "qk_nope_head_dim": "qk_head_dim",
     "qk_rope_head_dim": "qk_pos_emb_head_dim",
 }  # fmt: skip
+RMS_NORM = ("RMSNorm", "use_rms_norm", "rms_norm", "use_rmsnorm", "rmsnorm")
+"""Switches of forks for it."""
 ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "gelu": ""}
 """activation_func of Megatron's YAML -> its switch on command lines.  [training/yaml_arguments.py]"""
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
 """--context-parallel-algo of MindSpeed -> Megatron's communication."""
 RECOMPUTED = {"recompute_activation_function": "moe_act", "recompute_norm": "layernorm"}
 """Switches of MindSpeed -> names after --recompute-modules.  [MindSpeed, docs/features/activation-function-recompute.md]"""
+MINDSPEED = (
+    "use_fused_rmsnorm", "use_fused_swiglu", "use_fused_rotary_pos_emb", "use_mc2", "use_ascend_mc2", "use_ascend_coc",
+    "reuse_fp32_param", "swap_attention", "recompute_in_advance", "is_instruction_dataset", "jit_compile", "attention_mask_type",
+    "cp_attention_mask_type", "moe_tp_extend_ep", "moe_alltoall_overlap_comm", "noop_layers", "padded_base_length",
+    "cut_max_seqlen",
+)  # fmt: skip
+"""Arguments that MindSpeed alone has."""
 NOT_PRICED = (
     "swap_attention", "reuse_fp32_param", "recompute_in_advance", "tp_2d", "moe_zero_memory", "schedules_method", "kd",
     "num_layers_teacher", "mos", "peft_type", "moe_data_distributed", "expert_interval", "full_attention_interval",
@@ -33,7 +42,8 @@ NOT_PRICED = (
     "activation_func_fp8_input_store", "mtp_use_repeated_layer", "embedding_weights_in_fp32", "logits_load_dir", "moe_paged_stash",
     "enable_mhc_connections", "standalone_embedding_stage", "perform_rl_step",
     "num_microbatches_with_partial_activation_checkpoints",
-    "enable_dsa_indexer", "enable_mhc", "kv_compress", *RECOMPUTED,
+    "enable_dsa_indexer", "enable_mhc", "kv_compress", "random_ltd", "freeze_all_layers", "o2_optimizer", "export_kd_teacher_load",
+    "load_teacher", "lora_modules_to_save", *RECOMPUTED,
 )  # fmt: skip
 LANGUAGE_MODEL = ("pt", "pretrain", "sft")
 OTHER_STEPS = {
@@ -45,14 +55,14 @@ DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
     r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)|disaggregat|low_rank|gradient_(accumulation_steps|checkpointing)|grad_comp|compress|"
     r"(tensor|pipeline|context|data|expert|sequence|model)_parallel|zero_?bubble|dualpipe|use_dpp|(pipe|pp|vpp)_?(schedule|method)|"
-    r"mtp_(steps|repeat\w*|only)|only_mtp|capacity_bins|lora|adapter|(^|_)dora|outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
+    r"mtp_(steps|repeat\w*|only)|only_mtp|capacity_bins|lora|adapter|(^|_)dora|(?<!r)outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
     r"|((use|enable)_)?(muon|sophia\w*|soap|shampoo|lion|adafactor|ademamix|came)"
     r"|(.*_)?(swi|ge|re)?_?glu(_.*)?"
 )
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
 HARMLESS = re.compile(
-    r".*(algo|save|(?<!off)load|print|log|path|dir|fusion|filter|export|debug|target_|alpha|dropout|rl_|rollout|sglang|vllm|"
-    r"num_shards|per_tok).*"
+    r"(?!.*(teacher|student)).*(algo|save|(?<!off)load|print|log(?!it)|path|dir|(?<!dif)fusion|filter|export|debug|target_|alpha|"
+    r"dropout|rl_|rollout|sglang|vllm|num_shards|per_tok).*"
 )
 
 
@@ -62,15 +72,19 @@ def translate(found: Arguments, gpus: int | None) -> None:
     deepspeed_experts.take(found)
     if found.dumped:
         return
+    if found.pop("router_gating_in_fp32", None):  # of MindSpeed
+        found.setdefault("moe_router_dtype", "fp32")
     if found.get("glu_activation") == "swiglu":
         found["swiglu"] = bool(found.pop("glu_activation"))
     if str(found.get("activation_func")).lower() in ACTIVATIONS:
         word = ACTIVATIONS[str(found.pop("activation_func")).lower()]
         found |= {word: True} if word else {}
-    if any(found.get(one) for one in ("RMSNorm", "use_rms_norm")) or found.get("norm_dtype") == "RMSNorm":
-        found.pop("RMSNorm", None)
-        found.pop("use_rms_norm", None)
+    switches = [found.pop(one, None) for one in RMS_NORM]
+    if any(switches) or found.get("norm_dtype") == "RMSNorm":
         found["normalization"] = "RMSNorm"
+    if found.pop("use_multi_token_prediction", None):  # of Pai and MooreThreads, with DeepSeek's layers
+        depth = [found.pop(one, None) for one in ("num_mtp_predictor", "mtp_depth")]
+        found.setdefault("mtp_num_layers", next((one for one in depth if one is not None), "1"))
     if any(found.pop(one, None) for one in ("fp8_hybrid", "fp8_e4m3")):  # until 2023
         found["fp8"] = "hybrid"
     if found.get("overlapped_distributed_optimizer"):
@@ -84,14 +98,28 @@ def translate(found: Arguments, gpus: int | None) -> None:
     _expert_ranks(found, gpus)
     _memory(found)
     algorithm = found.pop("context_parallel_algo", None)
+    cut = str(found.get("context_parallel_size", "1"))
+    if algorithm is None and cut.isdigit() and int(cut) > 1 and _of_mindspeed(found):
+        algorithm = "ulysses_cp_algo"
+        found.notes.append("context parallelism a2a: MindSpeed's --context-parallel-algo is ulysses_cp_algo by default")
     if algorithm is not None and found.number("context_parallel_size", 1) > 1:
         if str(algorithm) not in CP_ALGORITHMS:
             known = ", ".join(CP_ALGORITHMS)
             raise PlannerError(f"{found.where}: context_parallel_algo is {shown(algorithm)}; a plan knows {known}")
         found["cp_comm_type"] = [CP_ALGORITHMS[str(algorithm)]]
+    window = found.pop("sliding_window", None)  # of MindSpeed and Pai; it counts the own token
+    if window is not None and str(window).isdigit() and int(str(window)) and found.get("window_size") is None:
+        found["window_size"] = str(int(str(window)) - 1)
     if found.get("attention_head_type") == "multiquery":
         found |= {"group_query_attention": True, "num_query_groups": "1"}
     refuse(found)
+
+
+def _of_mindspeed(found: Arguments) -> bool:
+    """Whether it is MindSpeed by arguments or a program that nobody else has, and nothing says a method."""
+    own = any(one in found for one in MINDSPEED) or re.search(r"(posttrain_gpt|pretrain_\w+_npu)\.py", found.program)
+    ring = any(one.startswith(("use_cp_send_recv", "use_fused_ring", "cp_window")) and found[one] for one in found)
+    return bool(own) and not ring and "cp_comm_type" not in found
 
 
 def until_2020(found: Arguments) -> None:
@@ -99,6 +127,10 @@ def until_2020(found: Arguments) -> None:
     [DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism, arguments.py]"""
     if "batch_size" in found and not ("micro_batch_size" in found or "global_batch_size" in found):
         found["micro_batch_size"] = found.pop("batch_size")
+    method = found.get("activations_checkpoint_method")  # until 2022 it alone decides
+    if method is not None:
+        found.setdefault("recompute_method", method)
+        found.setdefault("recompute_granularity", "full")
     stages = found.pop("pipe_parallel_size", None)
     if stages not in (None, "0"):
         found.setdefault("pipeline_model_parallel_size", stages)
@@ -130,6 +162,9 @@ def _memory(found: Arguments) -> None:
 def _expert_ranks(found: Arguments, gpus: int | None) -> None:
     """Ranks that experts are dealt to. MindSpeed's moe-tp-extend-ep: those of tensor parallelism too, none of them cut. MegaBlocks:
     all data parallel ranks, and where these are more than experts, parts of experts.  [megablocks/layers/mpu.py]"""
+    if found.pop("moe_extended_tp", None):  # of Megatron Core 0.7 to 0.9: ranks of experts cut them instead
+        cut = found.number("expert_model_parallel_size", 1) * found.number("tensor_model_parallel_size", 1)
+        found |= {"expert_model_parallel_size": "1", "expert_tensor_parallel_size": str(cut)}
     if found.get("moe_tp_extend_ep"):
         del found["moe_tp_extend_ep"]
         whole = found.number("expert_model_parallel_size", 1) * found.number("tensor_model_parallel_size", 1)

@@ -13,6 +13,7 @@ from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for,
     ask_for_gaps,
+    instead_of,
     known_arguments,
     listed_arguments,
     mapping_of,
@@ -23,7 +24,8 @@ from planner.trainers.megatron.arguments import (
     take_settings,
     unknown,
 )  # fmt: skip
-from planner.trainers.megatron.forks import HARMLESS, adapters, translate, until_2020
+from planner.trainers.megatron.around import take_defaults
+from planner.trainers.megatron.forks import HARMLESS, adapters, refuse, translate, until_2020
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import OTHER_MODELS, model_of, own_layers, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
@@ -40,6 +42,8 @@ DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "contex
 CAPACITY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
+OF_EXPERTS = ("layernorm", "moe_act", "moe", "shared_experts")
+"""Modules whose recompute repeats nothing in dense layers of Transformer Engine."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
 
 
@@ -79,10 +83,14 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     """The job that arguments describe, whatever form they came in. Raises PlannerError."""
     take_settings(found, given)
     until_2020(found)
+    take_defaults(found)
     engine_file.take(found, given)
     for name in ("sequence_length", "global_batch_size", "micro_batch_size"):
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
+    _strategy(found)
+    _mixed_methods(found)
+    _of_dense_layers(found)
     waiting = bool(found.questions)
     if found.get("no_cuda"):
         what = "--no-cuda: it trains on CPUs, which no plan is for; --set no_cuda=false imports the job for GPUs"
@@ -95,6 +103,8 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         model = model_of(found, given, header.group(4) if header else "")
     except PlannerError:
         if waiting:  # what is open may be why
+            refuse(found)
+            found.questions += [] if found.dumped else _strangers(found)
             _open(found, given, gpus, early=True)
         raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
@@ -138,8 +148,47 @@ def _other_length(found: Arguments, given: Given) -> None:
         found.questions.append(Question(name="--sequence-length S", about=about))
 
 
+def _strategy(found: Arguments) -> None:
+    """Asks what Megatron-FSDP shards where nothing says it: its default was nothing until March 2026, and is all since."""
+    on = found.get("use_megatron_fsdp") or found.get("use_custom_fsdp")
+    if on and not found.dumped and found.get("data_parallel_sharding_strategy") is None:
+        about = "what Megatron-FSDP shards: by default nothing until March 2026, everything since"
+        choices = ("no_shard", "optim_grads_params")
+        found.questions.append(Question(name="data_parallel_sharding_strategy", about=about, choices=choices))
+
+
+def _mixed_methods(found: Arguments) -> None:
+    """Asks for one method of context parallelism where layers take turns, or one that is made of two."""
+    said = found.get("cp_comm_type")
+    kinds = sorted(set(said)) if isinstance(said, list) else [said]
+    if found.get("context_parallel_size") in (None, "1") or found.dumped or (len(kinds) == 1 and "+" not in str(kinds[0])):
+        return
+    about = f"{', '.join(map(str, kinds))} are not modelled together; the nearest alone"
+    choices = tuple(dict.fromkeys(one for kind in kinds for one in str(kind).split("+")))
+    found.questions.append(Question(name="cp_comm_type", about=about, choices=choices))
+
+
+def _of_dense_layers(found: Arguments) -> None:
+    """Leaves out modules whose recompute repeats nothing in dense layers of Transformer Engine."""
+    names = found.get("recompute_modules")
+    other = any(found.get(one) not in (None, False, "0", "1") for one in ("num_experts", "moe_num_experts"))
+    other = other or any("latent_attention" in one and found[one] for one in found)
+    if not isinstance(names, list) or other or found.get("transformer_impl") == "local":
+        return
+    still = [one for one in names if one in OF_EXPERTS]
+    left = [one for one in names if one not in still]
+    if still:
+        found.notes.append(f"recompute of {', '.join(still)}: nothing in a dense model, whose norms are part of linear layers")
+        found["recompute_modules"] = left
+        if not left and found.get("recompute_granularity") == "selective":
+            del found["recompute_granularity"]
+
+
 def _low_masters(found: Arguments) -> None:
-    """Asks for the nearest master weights that a plan knows, with what that answer costs."""
+    """Asks for the nearest master weights that a plan knows, with what that answer costs, and for 16 bits under fp8."""
+    if (found.get("fp8") or found.get("fp4")) and not (found.dumped or found.get("bf16") or found.get("fp16")):
+        about = "fp8 without it: weights stay in fp32, which is not modelled; true imports the job with weights in bf16"
+        found.questions.append(Question(name="bf16", about=about, choices=("true",)))
     kind = str(found.get("main_params_dtype", "fp32"))
     if found.get("use_precision_aware_optimizer") and not found.dumped and STATE_TYPES.get(kind, kind) == "fp16":
         about = "master weights in fp16 are not modelled; in fp32 each that a rank holds takes 2 bytes more than it does"
@@ -156,9 +205,9 @@ def _strangers(found: Arguments) -> list[Question]:
         for variable in roots(name):
             ask_for(found, name, (variable,), None)
     return [
-        Question(name=name, about=about, choices=("false",)) for name in names
-        if not (is_open(name) or listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
-        and not (name in layers or "optimizer" in name)
+        Question(name=name, about=about, choices=("false",)) for name, value in names.items()
+        if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
+        and not (is_open(name) or name in layers or ("optimizer" in name and re.fullmatch(r"[a-z][\w-]+", str(value))))
     ]  # fmt: skip
 
 
@@ -202,6 +251,8 @@ def _unread(found: Arguments, model: ModelSpec) -> tuple[tuple[str, ...], tuple[
     """(arguments that a plan does not hold, with their values; names of those that change nothing)."""
     held, quiet, counted = known_arguments()
     matter = {name: found[name] for name, value in counted.items() if found.get(name, value) != value}
+    said = instead_of()
+    found.notes += [f"{_written(found, name, value)}: {said[name]}" for name, value in matter.items() if name in said]
     if found.dumped:
         return tuple(f"{name} = {value}" for name, value in matter.items()), ()
     silent = [name for name in found if quiet.fullmatch(name) and not held.fullmatch(name)]
@@ -259,6 +310,9 @@ def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:
     """vpp and the layers of the first and the last stage, from whichever of Megatron's forms is used."""
     if pp == 1:
         return {"vpp": 1, "first_stage_layers": 0, "last_stage_layers": 0}
+    counted = str(found.get("pp_partition_method") or "")
+    if "embed" in counted.lower():
+        found.notes.append(f"stages: {counted} counts embeddings as layers too; layers alone are spread here")
     written = found.get("pipeline_model_parallel_layout")
     if isinstance(written, str):
         return written_stages(written, model, pp, f"{found.where}: pipeline_model_parallel_layout {shown(written)}")
@@ -284,8 +338,8 @@ def written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[str
 
 def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int]) -> dict[str, int]:
     mode = "selective" if found.get("recompute_activations") else found.get("recompute_granularity")
-    if mode is None and (found.get("checkpoint_activations") or found.get("recompute_method")):
-        mode = "full"  # the names until 2022
+    if mode is None and found.get("checkpoint_activations"):
+        mode = "full"  # the name until 2021
     if mode is None:
         return {"recompute": int(Recompute.NONE)}
     if mode == "selective":
@@ -300,11 +354,15 @@ def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int]) -> di
         for name in names:
             mask |= MODULES[name]
         return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
-    layers = found.number("recompute_num_layers") * layout["vpp"]
-    if found.get("recompute_method") == "uniform" and found.number("recompute_num_layers") > 1:
+    block = found.get("recompute_method") == "block"
+    if block and str(found.get("recompute_num_layers")) == "0":
+        return {"recompute": int(Recompute.NONE)}
+    of_rank = found.pop("enable_recompute_layers_per_pp_rank", None)  # of MindSpeed
+    layers = found.number("recompute_num_layers", 1) * (1 if of_rank else layout["vpp"])
+    if not block and found.number("recompute_num_layers") > 1:
         found.notes.append(
             f"full recompute in units of {found['recompute_num_layers']} layers is taken as unit by unit"
         )
     most = -(-model.num_layers // layout["pp"])
-    covered = found.get("recompute_method") == "block" and layers < max(most, layout["first_stage_layers"])
+    covered = block and layers < max(most, layout["first_stage_layers"])
     return {"recompute": int(Recompute.FULL), "recompute_layers": layers if covered else 0}

@@ -10,6 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
 from planner.trainers.megatron.arguments import Arguments, unknown
+from planner.trainers.megatron.around import defaults_around
 from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import beside
@@ -45,9 +46,11 @@ OTHER_MODELS = (
 """Arguments of architectures that these sizes do not describe."""
 KNOWN_SPECS = re.compile(
     r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.(gpt_layer|moe_module)_specs( \w*(local|engine|decoder|inference|moe)\w*)?$"
-    r"|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))"
+    r"|(mindspeed|mindspeed_llm|modellink)\.(?!.*(mamba|next|longcat|grok))"
 )
 """Layers of --spec that the other arguments describe: Megatron's own and MindSpeed-LLM's."""
+POSITIONS = ("learned_absolute", "rope", "mrope", "yarn", "none", "alibi", "rotary")
+"""Of --position-embedding-type."""
 NOTHING = (None, False, "0", "0.0", "null", "False", "false", "none", "None")
 """Values of an argument that say nothing."""
 LAYERS = re.compile(
@@ -61,6 +64,8 @@ DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pat
 """Those of them that a dump, which holds all arguments, has only then."""
 PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
 """Training programs of such architectures, by their paths."""
+HYBRID = re.compile(r"mamba|hybrid")
+"""Those of language models, which a preset may stand for."""
 
 _PADDED = 8 * 128
 """Rows that --make-vocab-size-divisible-by adds at most with tp 8."""
@@ -83,7 +88,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         return None
     if (other or PROGRAMS.match(found.program)) and said is None:
         why = f"{found.spelled(other[0]) if other else found.program} is an architecture that its sizes do not tell"
-        if found.dumped or PROGRAMS.match(found.program):
+        if found.dumped or (PROGRAMS.match(found.program) and not HYBRID.search(found.program)):
             raise PlannerError(f"{found.where}: {why}; name the nearest preset with --model")
         found.questions.append(Question(name="--model NAME", about=f"{why}; the nearest preset"))
         return None
@@ -103,6 +108,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         return None
     for one in SIZES:
         found.number(one, least=1, most=MOST_LAYERS if one == "num_layers" else MOST)
+    _ask_for_positions(found)
     rows = found.number("vocab_size") or found.number("padded_vocab_size") or found.number("pad_vocab_size_to")
     model = _model(found, rows or 1)
     if said is not None:
@@ -156,12 +162,18 @@ def _ask_for_routing(found: Arguments) -> None:
     """Experts per token of a Megatron that has no argument for them yet: its own code says how many."""
     if found.dumped or not found.get("num_experts") or found.get("moe_router_topk") is not None:
         return
-    around = [one / "megatron" for one in Path(found.where).resolve().parents[:8]]
-    files = (one / name for one in around for name in ("arguments.py", "training/arguments.py"))
-    file = next((one for one in files if one.is_file()), None)
-    if file is not None and "moe-router-topk" not in read_text(file):
+    there = defaults_around(found.where)
+    if there and "moe_router_topk" not in there:
         about = "experts per token: the Megatron around it has no such argument"
         found.questions.append(Question(name="moe_router_topk", about=about, choices=("1", "2")))
+
+
+def _ask_for_positions(found: Arguments) -> None:
+    """Which positions a plan shall have where those of the file are none that it knows."""
+    kind = found.get("position_embedding_type")
+    if kind is not None and not is_open(str(kind)) and str(kind) not in POSITIONS:
+        about = f"{shown(kind)} is not known here; the nearest"
+        found.questions.append(Question(name="position_embedding_type", about=about, choices=("rope", "learned_absolute", "none")))
 
 
 def rows_will_be_asked(found: Arguments, unread: bool) -> bool:
@@ -265,7 +277,7 @@ def _model(found: Arguments, rows: int) -> ModelSpec:
     mla, experts = bool(found.get("multi_latent_attention")), found.number("num_experts")
     layers, gated = found.number("num_layers"), bool(found.get("swiglu") or found.get("quick_geglu"))
     bias = not (found.get("disable_bias_linear") or found.get("add_bias_linear") is False)
-    groups = found.number("num_query_groups", heads) if found.get("group_query_attention") else heads
+    groups = found.number("num_query_groups", 1) if found.get("group_query_attention") else heads
     groups = found.number("num_key_value_heads", groups)
     position = str(found.get("position_embedding_type", "rope" if _rotary(found) else "learned_absolute"))
     clamped = found.get("activation_func_clamp_value") is not None
@@ -285,6 +297,7 @@ def _model(found: Arguments, rows: int) -> ModelSpec:
         "norm": "rmsnorm" if str(found.get("normalization")).lower() == "rmsnorm" else "layernorm", "linear_bias": bias,
         "embedding_norm": bool(found.get("embed_layernorm")),
         "qkv_bias": bool(found.get("add_qkv_bias")) and not bias, "qk_norm": bool(found.get("qk_layernorm")) and not mla,
+        "attention_gate": bool(found.get("attention_output_gate")) and not mla,
         "num_experts": experts, "top_k": found.number("moe_router_topk", 2) if experts else 0,
         "expert_ffn_size": found.number("moe_ffn_hidden_size", width) if experts else 0,
         "num_shared_experts": int(bool(shared)), "shared_expert_ffn_size": shared if experts else 0,

@@ -17,7 +17,8 @@ BIGCODE = ("attention_head_type", "structured_logs", "fragment_fim_rate")
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 NOT_PRICED = {
-    "use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
+    "outer_dp_sharding_strategy": "no_shard", "use_torch_fsdp2": "False",
+    "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
     "fp4_param_gather": "False", "fine_grained_activation_offloading": "False",
 }  # fmt: skip
 """Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
@@ -60,19 +61,30 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         or found.get("external_cuda_graph")
     )
     fused = found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "te"
+    if found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "linear":
+        found.notes.append("loss: priced with its logits in memory, which --cross-entropy-fusion-impl linear does not keep")
     plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")
     local = found.get("transformer_impl") == "local"
+    if precision_of(found) == "fp32":
+        plain = True
+        found.notes.append("fp32, as neither --bf16 nor --fp16 is given: attention unfused, which alone computes in it")
     if _keeps_scores(found):
         plain = True
         found.notes.append("attention unfused: in this fork of BigCode scores stay in memory without --use-flash-attn")
+    if found.get("fp16") and found.get("accumulate_allreduce_grads_in_fp32") and not found.dumped:
+        found.notes.append(
+            "gradients priced in fp16 with an fp32 copy of each shard; --accumulate-allreduce-grads-in-fp32 keeps all in fp32"
+        )
+    flash = _old_flash(found) and precision_of(found) != "fp32"
     said = {
-        "attention_kernel": "fa2" if _old_flash(found) else "unfused" if plain and not local else "",
+        "attention_kernel": "fa2" if flash else "unfused" if plain and not local else "",
         "transformer_impl": "local" if local else "",
         "dropout": "on" if drops(found) else "off",
         "gradient_overlap": "on" if found.get("overlap_grad_reduce") else "off",
         "gradient_dtype": gradient_type(found),
         "loss_fusion": "on" if fused else "off",
         "cuda_graphs": "layers" if graphs else "none",
+        "fp8_attention": "on" if _fp8_attention(found) else "off",
         "fp8_param_gather": "on" if gathers_fp8(found) else "off",
     }
     if model.is_moe:
@@ -84,6 +96,12 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
             "expert_masks": found.dense_masks,
         }  # fmt: skip
     return said
+
+
+def _fp8_attention(found: Arguments) -> bool:
+    """Whether attention computes in fp8 too."""
+    asked = found.get("fp8_dot_product_attention") or found.get("fp8_multi_head_attention")
+    return bool(asked) and precision_of(found).startswith(("fp8", "mxfp8"))
 
 
 def _old_flash(found: Arguments) -> bool:
@@ -112,7 +130,7 @@ def zero_of(found: Arguments) -> int:
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
-        strategy = str(found.get("data_parallel_sharding_strategy", "optim_grads_params"))
+        strategy = str(found.get("data_parallel_sharding_strategy", "no_shard" if found.dumped else "optim_grads_params"))
         if strategy not in SHARDED:
             known = ", ".join(SHARDED)
             raise PlannerError(
@@ -121,7 +139,8 @@ def zero_of(found: Arguments) -> int:
         return SHARDED[strategy]
     if found.get("deepspeed") or found.get("zero_stage") is not None:
         return _deepspeed_stage(found)
-    return int(bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer")))
+    sharded = any(found.get(one) for one in ("use_distributed_optimizer", "use_layer_wise_distributed_optimizer"))
+    return int(sharded or str(found.get("optimizer")).startswith("dist_"))
 
 
 def gathers_fp8(found: Arguments) -> bool:
@@ -143,7 +162,7 @@ def gradient_type(found: Arguments) -> str:
     """Type that gradients are added up in.  [arguments.py, validate_args]"""
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
         said = str(found.get("megatron_fsdp_main_grads_dtype", "auto"))
-        if said == "auto":
+        if said == "auto" and not found.get("grad_reduce_in_bf16"):
             found.notes.append(
                 "Megatron-FSDP adds gradients up in fp32 (from 0.19 on only with --megatron-fsdp-main-grads-dtype)"
             )

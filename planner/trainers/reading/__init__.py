@@ -33,8 +33,9 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if fits == ["transformers"] and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
         plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
         fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
-    if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
-        fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
+    general = fits == ["transformers"]  # by a launcher's name, which any trainer may have
+    if (not fits or general) and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
+        fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)] or fits
     if run and (named := next((one for one in FOLLOWED if started_with(path, _run(path, text, said, MOST_ARGUMENTS), one)), None)):
         fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:

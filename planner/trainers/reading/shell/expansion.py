@@ -183,8 +183,8 @@ class Expansion:
                 return
             else:
                 value = " ".join(value)
-        elif value is not None and subscript not in (None, "@", "*", "0"):
-            value = self.variables.text(f"{name}[{subscript}]")
+        elif subscript not in (None, "@", "*", "0"):
+            value = self.variables.text(f"{name}[{joined(subscript or '', self.variables)}]")
         self.add(gap([name]) if value is None else value, quoted)
 
     def listed(self) -> list[str]:

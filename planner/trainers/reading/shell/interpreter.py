@@ -3,7 +3,6 @@
 import os.path
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,18 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
+from planner.trainers.reading.shell.built_in import (
+    MOST_ROUNDS,
+    Script,
+    StopError,
+    called_from_above,
+    counts,
+    keyed,
+    let,
+    read_into,
+    recorded,
+    remote_text,
+)
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
 from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
@@ -22,19 +33,16 @@ from planner.trainers.reading.shell.starting import (
     launcher_variables,
     place_of_file,
     place_of_written,
-    read_line,
     script_near,
     script_place,
     without_env,
     without_places,
-)
-from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
+)  # fmt: skip
+from planner.trainers.reading.shell.text import CLOSE, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
 MOST_STEPS = 20_000
-MOST_ROUNDS = 60
-"""Arguments that a loop takes one after the other."""
 DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
 _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
@@ -43,24 +51,6 @@ _QUIET = (
 )  # fmt: skip
 _SILENT = ("mkdir", "cd", "set", "wait", "trap", "sleep", "chmod", "return", "shift", "unset", "local", "[", "test")
 """Commands that write nothing."""
-
-
-@dataclass
-class Script:
-    """What a script says."""
-
-    variables: Variables
-    commands: list[Command] = field(default_factory=list)
-    documents: list[tuple[str, str]] = field(default_factory=list)
-    """(file that it is written to, text) of its here-documents."""
-    edits: list[list[str]] = field(default_factory=list)
-    """Words behind sed, which writes files from templates."""
-    choices: dict[str, list[str]] = field(default_factory=dict)
-    """Values that it compares an unknown variable with."""
-    missing: list[str] = field(default_factory=list)
-    """Scripts that it reads and that are not there."""
-    batch: dict[str, str] = field(default_factory=dict)
-    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
 
 
 def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | None = None) -> Script:
@@ -77,13 +67,6 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
         follower.variables.mentioned.add(ARGUMENTS)
     follower.run(parse(text, where))
     return follower.script
-
-
-class _StopError(Exception):
-    """``exit`` or ``return``; a code other than 0 is a failure, which no training follows."""
-
-    def __init__(self, failed: bool) -> None:
-        self.failed = failed
 
 
 class _Follower:
@@ -106,7 +89,7 @@ class _Follower:
         """Follows commands up to an ``exit``."""
         try:
             self.follow(nodes)
-        except _StopError:
+        except StopError:
             return
 
     def follow(self, nodes: Nodes) -> None:
@@ -127,8 +110,8 @@ class _Follower:
                     self.functions[name] = body
                 case Not(body=body):
                     self.follow(body)
-                case Test():
-                    pass
+                case Test(expression=str() as expression):
+                    let([expression], self.variables)
 
     def branch(self, node: Branch) -> None:
         arms: list[tuple[Verdict, Nodes]] = []
@@ -197,7 +180,7 @@ class _Follower:
         failed = False
         try:
             self.follow(body)
-        except _StopError as stopped:
+        except StopError as stopped:
             failed = stopped.failed
         found = self.variables, self.script.commands, failed
         self.script.variables, self.script.commands = before, kept
@@ -220,6 +203,11 @@ class _Follower:
         if not words and not self.depth and any(re.search(r"\$[@*]", raw) for raw in node.words):
             words = [gap([node.name])]  # who calls the script says them
         if not words:
+            return
+        if counts(words, node.body, bool(len(words) > 1 and self.aside(node.body)[1])):
+            for one in words:
+                self.variables.put(node.name, one)
+                self.follow(node.body)
             return
         if len(words) > 1:
             self.script.choices.setdefault(node.name, []).extend(words)
@@ -250,6 +238,8 @@ class _Follower:
                 echoed = before.words[1:] if before.words[:1] == ["echo"] else ["$(unknown)"]
                 text = " ".join(joined(one, variables) for one in echoed)
                 return searched([one for raw in words for one in expanded(raw, variables)], text)
+            case Simple(words=["declare", "-p", name]):
+                return Verdict(name in variables.values)
             case Simple(words=["[", *tokens, "]"]) | Simple(words=["test", *tokens]):
                 return judged(tokens, variables, choices, double=False)
             case Simple(words=words) if words[:1] == ["export"] or not (words or re.search(r"[$][(]|`", str(node.assignments))):
@@ -279,12 +269,12 @@ class _Follower:
         if name == "echo" and node.target:
             self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
-            self.nested(self.script.documents[-1][1])
+            self.submitted(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
             self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
         self.script.edits += [rest] * (name == "sed")
         if name in ("exit", "return"):
-            raise _StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
+            raise StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
         if name in ("source", "."):
             self.source(rest[0] if rest else "")
         elif name == "eval":
@@ -299,11 +289,9 @@ class _Follower:
             for one in rest:
                 self.variables.values.pop(one, None)
         elif name == "read":
-            marks = self.variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
-            written = self.script.documents[-1][1] if node.documents else None
-            line = written if node.input is None else joined(node.input, self.variables)
-            for one, part in read_line(rest, line, marks).items():
-                self.variables.put(one, part)
+            read_into(node, rest, self.script.documents[-1][1] if node.documents else None, self.variables)
+        elif name == "let":
+            let(rest, self.variables)
         elif name not in _QUIET:
             self.command(words)
 
@@ -315,6 +303,9 @@ class _Follower:
 
     def command(self, words: list[str]) -> None:
         """Records a command that has options or a file of settings; of ``srun bash -c '...'`` what the text says, behind it."""
+        if text := remote_text(words):
+            self.nested(text)
+            return
         if place := script_place(words):
             self.behind(words[: place - 2], partial(self.nested, words[place]))
             return
@@ -322,11 +313,14 @@ class _Follower:
         if place >= 0:
             self.behind(words[:before], partial(self.nested, written[words[place]]))
             return
-        recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
-        recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
-        runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
-        if recorded or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
+        if recorded(words):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
+
+    def submitted(self, text: str) -> None:
+        """Follows what a here-document gives to a batch system; its options are those of the job."""
+        known = {name: value for name, value in self.script.batch.items() if "$" not in value}
+        self.script.batch = {**batch_options(text), **known}
+        self.nested(text)
 
     def nested(self, text: str) -> None:
         """Follows a text as a script of its own."""
@@ -357,7 +351,7 @@ class _Follower:
         self.depth += 1
         try:
             self.follow(nodes)
-        except _StopError as stopped:
+        except StopError as stopped:
             if stopped.failed:
                 raise
         finally:
@@ -369,6 +363,7 @@ class _Follower:
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
         if self.directory and rest and not library.is_file(path):  # as the author's machine has it, or of a folder above
             path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name)) or path
+        path = path if self.directory is None or library.is_file(path) else called_from_above(self.directory, rest) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)
@@ -386,6 +381,8 @@ class _Follower:
     def assign(self, name: str, subscript: str | None, added: bool, raw: str | list[str]) -> None:
         variables = self.variables
         if isinstance(raw, list):
+            if keyed(name, raw, variables):
+                return
             value: Value = [one for word in raw for one in expanded(word, variables)]
         else:
             value = joined(raw, variables)
@@ -395,6 +392,6 @@ class _Follower:
         if added and (before := variables.get(name)) is not None:
             value = added_to(before, value)
         if isinstance(value, str) and re.fullmatch("\ue000[\\d,]*\ue001", value):
-            variables.unset.add(name)
+            variables.unset |= {name} if re.search(r"\d", value) else set()  # what a command writes, no caller says
             value = gap([name])
         variables.put(name, value)

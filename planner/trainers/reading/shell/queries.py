@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.shell.text import CLOSE
+from planner.trainers.reading.shell.arithmetic import arithmetic
+from planner.trainers.reading.shell.text import CLOSE, is_open
 
 _QUERY = re.compile(
     r"""\s*(?:cat\s+(\S+)\s*\|\s*)?(?:yq|jq)(?:\s+(?:-\w|--raw-output|eval|e))*\s+(['"]?)\.([\w.]+)\2(?:\s+([^\s|<>;&]+))?\s*"""
@@ -14,6 +15,13 @@ _QUERY = re.compile(
 _WHERE = re.compile(r"\s*(?:which|command\s+-v)\s+([\w.-]{1,100})\s*")
 """Where a program lies: its name stands for it."""
 _SEQ = re.compile(r"\s*seq((?:\s+\S+){1,3})\s*")
+_PRINTED = re.compile(r"""\s*python3?\s+-c\s+(['"])\s*print\(\s*(?:int\()?([^'"]{1,200}?)\)?\s*\)\s*;?\1\s*""")
+"""What a line of Python calculates."""
+_GETOPT = re.compile(r"""\s*(?:\S*/)?getopt\s.*\s--\s+(['"]?)\$[@*]\1\s*""", re.DOTALL)
+"""Arguments of the script with their options first."""
+_FOUND = re.compile(r"""\s*echo\s+(.+?)\s*\|\s*grep\s+-oP\s+(['"])\(\?<=(--[\w-]+[ =])\)\\d\+\2\s*""", re.DOTALL)
+"""A number behind a word of a text."""
+_WHOLE = re.compile(r"[\d\s*+()-]+(//[\d\s*+()-]+)*")
 MOST_COUNTED = 64
 """Numbers of seq: more, and no loop over them is meant to be chosen from."""
 _PRESET_FIELDS = {
@@ -32,6 +40,16 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
         return found[1]
     if (counted := _SEQ.fullmatch(text)) is not None:
         return _numbers([expand(one) for one in counted[1].split()])
+    if _GETOPT.fullmatch(text):
+        given = expand("$*")
+        return "--" if is_open(given) else f"{given} --".strip()
+    if (sought := _FOUND.fullmatch(text)) is not None:
+        number = re.search(rf"(?<!\S){re.escape(sought[3])}(\d+)", expand(sought[1]).strip('"'))
+        return None if number is None else number[1]
+    if (printed := _PRINTED.fullmatch(text)) is not None:
+        inner = expand(printed[2])
+        value = arithmetic(inner.replace("//", "/"), str) if _WHOLE.fullmatch(inner) else None
+        return None if value is None else str(value)
     asked = _QUERY.fullmatch(text)
     if asked is None or not (asked[1] or asked[4]):
         return None

@@ -1,0 +1,86 @@
+"""What the Megatron around a script takes where the script does not say it: defaults that forks and older versions have."""
+
+import ast
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from planner.trainers.megatron.arguments import RENAMED, Arguments
+from planner.trainers.megatron.trainer_words import FLASH
+from planner.trainers.reading.values import read_text
+
+PLACES = ("arguments.py", "training/arguments.py")
+"""Of the argument parser in the package of Megatron."""
+USUAL = {
+    "hidden_dropout": 0.1, "attention_dropout": 0.1, "optimizer": "adam", "num_query_groups": 1, "recompute_num_layers": 1,
+    "position_embedding_type": "learned_absolute", "normalization": "layernorm",
+    "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": None,
+    "expert_model_parallel_size": 1, "moe_layer_freq": 1, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128, "fp8_recipe": "delayed", "main_grads_dtype": "fp32", "main_params_dtype": "fp32", "exp_avg_dtype": "fp32",
+    "exp_avg_sq_dtype": "fp32", "context_parallel_algo": None, "num_layers": None, "hidden_size": None,
+    "num_attention_heads": None, "ffn_hidden_size": None, "kv_channels": None, "seq_length": None, "global_batch_size": None,
+    "max_position_embeddings": None, "recompute_granularity": None, "recompute_method": None, "bf16": False, "fp16": False,
+    "swiglu": False, "sequence_parallel": False, "use_distributed_optimizer": False, "overlap_grad_reduce": False,
+    "untie_embeddings_and_output_weights": False, "group_query_attention": False, "use_rotary_position_embeddings": False,
+    "use_flash_attn": False, "add_qkv_bias": False, "qk_layernorm": False, "use_precision_aware_optimizer": False,
+    "accumulate_allreduce_grads_in_fp32": False,
+}  # fmt: skip
+"""Arguments that are taken from there -> what this reader assumes without them; None = nothing."""
+OF_EXPERTS = {"moe_router_topk": 2}
+"""Those of models with experts."""
+OF_FSDP = {"data_parallel_sharding_strategy": None}
+"""Those of Megatron-FSDP."""
+
+
+@lru_cache(maxsize=8)
+def _parser(text: str) -> dict[str, Any]:
+    """Argument -> its default, where that is written as a constant; {} for what is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    found: dict[str, Any] = {}
+    for call in ast.walk(tree):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+            continue
+        names = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        words = {one.arg: one.value.value for one in call.keywords if isinstance(one.value, ast.Constant)}
+        if words.get("action") == "store_false":
+            continue
+        for name in (one for one in names if one.startswith("--")):
+            plain = name.lstrip("-").replace("-", "_")
+            found.setdefault(RENAMED.get(plain, plain), words.get("default"))
+    return found
+
+
+def defaults_around(where: str) -> dict[str, Any]:
+    """Defaults of the argument parser that lies around a file; {} without one."""
+    folders = [one / "megatron" for one in Path(where).resolve().parents[:8]]
+    file = next((one / name for one in folders for name in PLACES if (one / name).is_file()), None)
+    return {} if file is None else _parser(read_text(file))
+
+
+def take_defaults(found: Arguments) -> None:
+    """Takes the defaults of the Megatron around a script where they differ from what is assumed, each with a note."""
+    there = {} if found.dumped else defaults_around(found.where)
+    if not there:
+        return
+    usual = USUAL | (OF_EXPERTS if found.get("num_experts") not in (None, "0", "1") else {})
+    usual |= OF_FSDP if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp") else {}
+    if found.get("position_embedding_type") or found.get("use_rotary_position_embeddings"):
+        usual = {name: value for name, value in usual.items() if "position_embedding" not in name}
+    both = {"bf16", "fp16"} & found.keys()
+    for name, value in usual.items():
+        if name not in there or name in found or (both and name in ("bf16", "fp16")):
+            continue
+        default = there[name]
+        if default is None or default is False or str(default).lower() == str(value) or (value is None and not default):
+            continue
+        found[name] = default if default is True else str(default)
+        found.notes.append(f"{found.spelled(name)} {default} by default in the Megatron around it")
+    own = there.get("transformer_impl") == "local" and "transformer_impl" not in found
+    if own and not any(found.get(one) for one in ("attention_backend", *FLASH)):
+        found["attention_backend"] = "unfused"
+        found.notes.append(
+            "attention unfused: the Megatron around it has its own layers by default, which keep scores without --use-flash-attn"
+        )
