@@ -58,6 +58,12 @@ def test_a_schedule_of_its_own_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, pp="2", parallelism='pipeline_parallel_schedule_csv = "own.csv"')
 
 
+def test_kernels_of_primus_make_no_other_layers(tmp_path: Path) -> None:
+    found = _read(tmp_path, model='converters = ["primus_turbo"]')
+    assert found.precision == "bf16" and "primus_turbo" in " ".join(found.notes)
+    assert _read(tmp_path, model='converters = ["primus_turbo", "float8"]').precision == "fp8"
+
+
 @pytest.mark.parametrize(("converters", "why"), [
     ('["lora"]', "'lora' is not priced"), ('["quantize.linear.nvfp4_qat"]', "nvfp4_qat' is not priced"),
     ('["quantize.grouped_mm.float8"]', "experts without the linear layers"),

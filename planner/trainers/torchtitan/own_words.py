@@ -20,6 +20,8 @@ LINEAR, GROUPED = r"float8|mx|(quantize\.)?(linear|dense)\.(float8|mx)", r"(quan
 """Converters of linear layers, and of the grouped products of experts.  [components/quantization]"""
 FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
 """Layers that stay as they are without a word: their products are few, or planner's fp8 leaves them out."""
+KERNELS = "primus_turbo"
+"""Converter of Primus that puts AMD's kernels into the same layers.  [Primus, backends/torchtitan/primus_turbo_extensions]"""
 BACKENDS = ("standard", "deepep", "hybridep")
 
 
@@ -60,6 +62,7 @@ def own_layers(model: Mapping[str, Any]) -> list[str]:
 def require_converters(path: Path, converters: list[str], table: Mapping[str, Any]) -> list[str]:
     """Notes on the converters of a model. Raises PlannerError for one that is not priced. ``table``: what [float8], [mx] and
     [quantize] say."""
+    own, converters = KERNELS in converters, [one for one in converters if one != KERNELS]
     whole = [one for one in converters if re.fullmatch(LINEAR, one)]
     wrong = [one for one in converters if one not in whole and not re.fullmatch(GROUPED, one)]
     if wrong or (converters and not whole):
@@ -69,7 +72,7 @@ def require_converters(path: Path, converters: list[str], table: Mapping[str, An
     kept = [str(one) for one in _found(table, "filter_fqns") if not FEW.fullmatch(str(one))]
     notes = [f"layers whose names hold {', '.join(kept[:8])} stay in 16 bits; priced in low precision"] * bool(kept)
     notes += ["FSDP gathers weights in 8 bits; priced in 16"] * (True in _found(table, "enable_fsdp_float8_all_gather"))
-    return notes if whole else []
+    return [*(notes if whole else []), *([f"model.converters {KERNELS}: its kernels are priced as torchtitan's"] * own)]
 
 
 def _found(table: Mapping[str, Any], key: str) -> list[Any]:
