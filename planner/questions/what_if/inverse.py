@@ -200,7 +200,8 @@ def _none(ask: Question, label: str, powers: Mapping[int, Power], last: Row | No
         return row.none(label, why)
     if best is not None and best.rate and goal.days is not None and not row.fits and best.rate < goal.rate:
         days = f"{tokens / best.rate / DAY:,.1f} days, {goal.days:g} are allowed"
-        return best.row.none(label, f"none found; {best.row.num_gpus} GPUs take at the least {days}")
+        gpus = f"{best.row.num_gpus} GPUs take" if best.row.num_gpus > 1 else "1 GPU takes"
+        return best.row.none(label, f"none found; {gpus} at the least {days}")
     return row.none(label, f"none found; {which}, {row.num_gpus} GPUs: {goal.missed(row)}")
 
 
