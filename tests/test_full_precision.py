@@ -65,6 +65,14 @@ def test_weights_are_their_own_master_weights(trainer: str, bytes_each: float) -
     assert whole == pytest.approx(np.max(parameters.all) * bytes_each, rel=1e-6)
 
 
+@pytest.mark.parametrize("trainer", ["megatron-2021", "megatron-deepspeed", "nanotron", "deepspeed", "fsdp"])
+def test_what_is_stored_is_the_same_whoever_asks_again(trainer: str) -> None:
+    """Both the search and the price of one layout ask."""
+    one = job("gpt", trainer, precision="fp32")
+    once = stored_as(one.workload, one.trainer)
+    assert stored_as(one.workload, once).stored == once.stored and once.stored.optimizer_bytes["adam"] == 8.0
+
+
 def test_relu_keeps_its_output_alone() -> None:
     one = job("gpt")
     layout = Layout(tp=2)

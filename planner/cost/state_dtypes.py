@@ -64,14 +64,14 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
 
 
 def _in_fp32(trainer: Trainer) -> Trainer:
-    """The weights are their own master weights, and gradients are kept once, in fp32.
+    """The weights are their own master weights, and gradients are kept once, in fp32. Twice over it is the same.
 
     [Megatron-LM, optimizer.py: FP32Optimizer; DeepSpeed, engine.py: _configure_optimizer wraps it in half precision alone]
     """
     stored = trainer.stored
     master = MASTER_BYTES if stored.weight_bytes < MASTER_BYTES else 0.0
     states = {name: max(each - master, 0.0) for name, each in stored.optimizer_bytes.items()}
-    return trainer.replace(gradient_bytes=4.0, optimizer_bytes=states)
+    return trainer.replace(weight_bytes=max(stored.weight_bytes, MASTER_BYTES), gradient_bytes=4.0, optimizer_bytes=states)
 
 
 def frozen_other(workload: Workload) -> float:
