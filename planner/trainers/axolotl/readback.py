@@ -54,13 +54,15 @@ def read(path: Path, said: Given) -> Reading:
         return dataclasses.replace(reading, notes=(*over, *reading.notes))
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     given = with_files(path, found, said)
-    return parse(given, said.num_gpus or found.num_gpus or _processes(given, found), found.sharding)
+    own = _processes(given, found)
+    return parse(given, said.num_gpus or found.num_gpus or own, found.sharding)
 
 
 def _processes(given: Settings, found: Launch) -> int | None:
-    """Processes that axolotl's own command starts: by its options, those behind -- for torchrun, or one for each GPU that is shown.
-    [cli/utils/train.py]"""
-    given.get("launcher")
+    """Processes that axolotl's own command starts: by its options, those behind -- for torchrun, or one for each GPU that is
+    shown; python starts one.  [cli/utils/train.py]"""
+    if given.get("launcher") == "python":
+        return 1
     each, nodes = given.number("nproc_per_node"), given.size("nnodes", given.size("num_machines"))
     counted = given.number("num_processes") or (each * nodes if each else None)
     own = found.program == "axolotl" or re.search(r"\baccelerate\s+launch\b", read_text(given.path)) is not None

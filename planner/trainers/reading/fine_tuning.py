@@ -41,7 +41,7 @@ KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa"
            "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
-    r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"lora_dim|(\w+_)?ema(_\w+)?|(\w+_)?reference_model(_name|_path|_name_or_path)?|\w+_ref_model|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size"
     r"|tp_plan|every_n_layers|load_in_fp8|qat_scheme|distributed_config|sharded_ddp|mp_parameters|tpu_num_cores|layer_replication|use_qalora|bdlora|velora|monteclora|arrow_config"
     r"|master_weights|optimizer_states|mics_shard|torch_autocast\.enabled|(elasticity|curriculum_learning|progressive_layer_drop"
