@@ -158,6 +158,8 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     strategy = script.variables.text("FSDP_SHARDING_STRATEGY") or ""
     if "fsdp" in settings and re.fullmatch(r"[1-5]|\w*_SHARD\w*", strategy):  # what accelerate takes from the environment
         settings.setdefault("fsdp_config", {"sharding_strategy": strategy})
+    if script.variables.text("CUDA_VISIBLE_DEVICES") == "-1":
+        settings.setdefault("use_cpu", True)
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said),

@@ -11,7 +11,7 @@ from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.given import OtherMachineError, Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
@@ -118,7 +118,7 @@ def reading(job: FineTuning) -> Reading:
     for name in ("use_cpu", "no_cuda", "use_mps_device"):
         if job.given.flag(name):
             what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
-            raise PlannerError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
+            raise OtherMachineError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
