@@ -41,16 +41,25 @@ def held(script: Script, call: ast.Call) -> bool:
 
 def cut_length(script: Script) -> dict[str, Any]:
     """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
-    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
-           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    idle = _never_made(script)
+    calls = [one for one in script.calls("tokenizer", "tokenize", "encode_plus", "processor") if id(one) not in idle]
+    given = [script.keywords(one) for one in calls]
+    cut = [one["max_length"] for one in given if one.get("truncation") and isinstance(one.get("max_length"), int)]
     if not cut:
         named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
         cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
-    if not cut or len(set(cut)) > 1:  # what a class or function of the script is given for it
+    if not cut:  # what a class or function of the script is given for it
         own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
-        given = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
-        cut = [one for one in given if isinstance(one, int) and one > 1]
+        every = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
+        cut = [one for one in every if isinstance(one, int) and one > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+def _never_made(script: Script) -> set[int]:
+    """Ids of what stands in classes of the script that nothing names."""
+    named = {one.id for one in ast.walk(script.tree) if isinstance(one, ast.Name)} | set(script.names_used())
+    classes = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name not in named)
+    return {id(part) for one in classes for part in ast.walk(one)}
 
 
 LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
@@ -136,10 +145,14 @@ def on_cpus(script: Script) -> dict[str, Any]:
     return {"use_cpu": True} if seen and all(str(one) in ("-1", "") for one in seen) else {}
 
 
-IN_A_LOOP = "its trainer is made in a loop: one of those trainings is priced"
+def several_trainings(script: Script, configs: Sequence[ast.Call], trainers: Sequence[ast.Call]) -> list[str]:
+    """Notes about trainings beside the one that is read."""
+    more = len(configs) > 1
+    first = [f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})"] if more else []
+    return first + ["its trainer is made in a loop: one of those trainings is priced"] * _in_a_loop(script, trainers)
 
 
-def in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
+def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
     """Whether a loop makes a trainer, itself or by a function that does."""
     makes = {id(one) for one in trainers}
     functions = [one for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef)]

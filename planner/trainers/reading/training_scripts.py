@@ -20,7 +20,6 @@ from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import (
     BATCH,
     CHECKPOINTS,
-    IN_A_LOOP,
     OF_ANOTHER,
     bases_of,
     builds_a_model,
@@ -28,11 +27,11 @@ from planner.trainers.reading.script_parts import (
     derived_from,
     held,
     helped,
-    in_a_loop,
     in_a_mapping,
     lists_all_linear,
     made_elsewhere,
     on_cpus,
+    several_trainings,
     switched_on,
     turned,
     unsloth_length,
@@ -97,9 +96,8 @@ def settings_of(
     data = model_arguments(script, loads, unsloth, notes)
     made = script.calls(*CONFIGS, *derived_from(script, CONFIGS))
     configs = sorted(made, key=lambda one: all(word.arg != BATCH for word in one.keywords))
-    if len(configs) > 1:
-        notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS, *derived_from(script, TRAINERS))
+    notes += several_trainings(script, configs, trainers)
     for call in (*configs[:1], *trainers[:1]):
         data |= _said_by(script, call, unsloth)  # the trainer's own come last
     spread = [name for name in data if name.startswith("**")]
@@ -113,7 +111,6 @@ def settings_of(
         data |= in_a_mapping(script, call, data)
     data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= {**parts_of(script, trainers), **adapters(script, unsloth), **on_cpus(script)}
-    notes += [IN_A_LOOP] * in_a_loop(script, trainers)
     called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
     kinds = {name for one in called for name in (one, *bases_of(script, one))}
     if any(one.startswith("DPO") for one in kinds):
