@@ -75,6 +75,13 @@ def test_a_command_for_another_recipe_is_none_for_this_one(tmp_path: Path) -> No
     assert not any("--load_in_4bit" in one for one in found.notes)
 
 
+def test_a_comment_about_another_recipe_changes_nothing_in_this_one(tmp_path: Path) -> None:
+    written(tmp_path, DDP, "ddp.yaml")
+    for other, bits in (("--config full.yaml", "nf4"), ("--config=full.yaml", "nf4"), ("--config lora.yaml", "bf16"), ("", "bf16")):
+        text = f"# {LAUNCH} {other} --load_in_4bit=false\n{RECIPE}"
+        assert read(written(tmp_path, text, "lora.yaml"), "trl", Given()).frozen_weights == bits
+
+
 FACTORY = """model_name_or_path: Qwen/Qwen3-8B
 stage: sft
 finetuning_type: lora

@@ -116,6 +116,9 @@ def _behind(command: str, path: Path) -> dict[str, Any]:
     ends = (".py", "-cli", path.name)
     program = (i for i, one in enumerate(words) if one.endswith(ends) or (i and words[i - 1] in ("-m", "--module")))
     words = words[next(program, len(words)) + 1 :]
+    files = [Path(one.rpartition("=")[2]).name for one in words if one.endswith((".yaml", ".yml"))]
+    if files and path.name not in files:  # a comment of this file about another one
+        return {}
     keyed = {name: value for name, mark, value in (one.partition("=") for one in words) if mark and re.fullmatch(r"[a-z]\w*", name)}
     found: dict[str, Any] = {name: _value(name, [value]) for name, value in keyed.items()}
     for dashed, values, _ in options(Word(one) for one in words):
