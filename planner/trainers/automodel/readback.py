@@ -8,7 +8,7 @@ from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import adapter_targets, optimizer, quantised
+from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer, quantised
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
@@ -66,7 +66,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         lora_rank=peft.size("dim", 8) if adapters else 0,
         lora_targets=_targets(peft) if adapters else "all",
         frozen_weights=_frozen(given) if adapters else None,
-        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
+        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
+        notes=(*notes, *(_beside(peft) if adapters else ())),
     )  # fmt: skip
 
 
@@ -138,6 +139,13 @@ def _targets(peft: Settings) -> str:
     named = peft.get("target_modules")
     words = named if isinstance(named, list) else [named]
     return "all" if peft.flag("match_all_linear") or any("*" in str(one) for one in words) or not named else adapter_targets(named)
+
+
+def _beside(peft: Settings) -> tuple[str, ...]:
+    named = peft.get("target_modules")
+    words = [str(one).removeprefix("*").removeprefix(".") for one in (named if isinstance(named, list) else [named])]
+    plain = named and not peft.flag("match_all_linear") and "" not in words
+    return layers_beside(words, _targets(peft)) if plain else ()
 
 
 def _precision(given: Settings, adapters: bool) -> str:

@@ -1,5 +1,6 @@
 """axolotl: its YAML."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, from_arguments
@@ -47,16 +49,20 @@ def read(path: Path, said: Given) -> Reading:
         launch = re.search(command, read_text(path), re.MULTILINE)
         if launch is not None and data.get("deepspeed") is None:  # what launches it, in a comment
             data["deepspeed"] = launch[1]
-        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
+        data, over = over_recipe(path, data, said, r"axolotl train")
+        reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus)
+        return dataclasses.replace(reading, notes=(*over, *reading.notes))
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     given = with_files(path, found, said)
-    return parse(given, said.num_gpus or found.num_gpus or _processes(given, found), found.sharding)
+    own = _processes(given, found)
+    return parse(given, said.num_gpus or found.num_gpus or own, found.sharding)
 
 
 def _processes(given: Settings, found: Launch) -> int | None:
-    """Processes that axolotl's own command starts: by its options, those behind -- for torchrun, or one for each GPU that is shown.
-    [cli/utils/train.py]"""
-    given.get("launcher")
+    """Processes that axolotl's own command starts: by its options, those behind -- for torchrun, or one for each GPU that is
+    shown; python starts one.  [cli/utils/train.py]"""
+    if given.get("launcher") == "python":
+        return 1
     each, nodes = given.number("nproc_per_node"), given.size("nnodes", given.size("num_machines"))
     counted = given.number("num_processes") or (each * nodes if each else None)
     own = found.program == "axolotl" or re.search(r"\baccelerate\s+launch\b", read_text(given.path)) is not None

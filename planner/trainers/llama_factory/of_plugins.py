@@ -10,7 +10,14 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, quantised, trained_whole
+from planner.trainers.reading.fine_tuning import (
+    KERNELS,
+    FineTuning,
+    adapter_targets,
+    layers_beside,
+    quantised,
+    trained_whole,
+)
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, deepspeed
@@ -76,7 +83,7 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
         lora_rank=peft.size("r", 8) if kind == "lora" else 0, lora_targets=adapter_targets(peft.get("target_modules", "all")),
         lora_whole=trained_whole(peft), frozen_weights=quantised(bits, quant.flag("double_quantization", True)) if bits else "bf16",
         objective=objective, options=options | ({"attention_kernel": KERNELS[kernel]} if kernel in KERNELS else {}), sharding=split,
-        num_gpus=num_gpus, quiet=QUIET, questions=asked, notes=_notes(given, kernel),
+        num_gpus=num_gpus, quiet=QUIET, questions=asked, notes=(*_notes(given, kernel), *_beside(peft, kind)),
     )  # fmt: skip
     reading = fine_tuning.reading(job)
     unknown = (setting_of_a_fork(one.partition(" = ")[0], "LLaMA-Factory in sections") for one in reading.unread)
@@ -133,3 +140,8 @@ def _notes(given: Settings, kernel: str) -> tuple[str, ...]:
     if peft.get("adapter_name_or_path") and peft.get("name") == "lora":
         notes.append("adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others")
     return tuple(notes)
+
+
+def _beside(peft: Settings, kind: str) -> tuple[str, ...]:
+    named = peft.get("target_modules", "all")
+    return layers_beside(named, adapter_targets(named)) if kind == "lora" else ()

@@ -14,6 +14,7 @@ from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.sharding import Sharding
@@ -67,7 +68,9 @@ def read(path: Path, said: Given) -> Reading:
         # a comment that starts it with the command line of LLaMA-Factory: torchrun, and no configuration of accelerate
         command = rf"^#[^\n]{{0,80}}\bllamafactory-cli train [^\n]{{0,200}}\b{re.escape(path.name)}"
         started = re.search(command, read_text(path), re.MULTILINE) is not None
-        return parse(Settings(path, said.filled(data), said=said), said.num_gpus, script=started)
+        data, notes = over_recipe(path, data, said, r"llamafactory-cli train")
+        reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus, script=started)
+        return dataclasses.replace(reading, notes=(*notes, *reading.notes))
     found = launched(path, said, PROGRAM)
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.trainers.megatron import deepspeed_experts
 from planner.trainers.megatron.arguments import Arguments, unknown
 from planner.trainers.reading.configuration import NEEDED
-from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets
+from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets, layers_beside
 from planner.trainers.reading.given import OtherStepError
 from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
@@ -265,4 +265,7 @@ def _other_optimizer(name: str, value: Any) -> bool:
 def adapters(found: Arguments) -> tuple[int, str]:
     """(rank, which linear layers) of LoRA as MindSpeed-LLM says it; rank 0 = none."""
     targets = found.get("lora_target_modules", [])
-    return found.number("lora_r"), adapter_targets(targets if isinstance(targets, list) else [str(targets)])
+    named = targets if isinstance(targets, list) else [str(targets)]
+    rank, where = found.number("lora_r"), adapter_targets(named)
+    found.notes += layers_beside(named, where) if rank and named else ()
+    return rank, where

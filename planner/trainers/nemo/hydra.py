@@ -14,7 +14,7 @@ from planner.trainers.megatron.readback import reading_of
 from planner.trainers.nemo.places import preset_of_recipe
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import adapter_targets
+from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
@@ -235,8 +235,11 @@ def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     for name in (*SAME, *OTHER):
         model.get(name)
     unread = (*found.unread, *(one for one in model.left() if not READ.fullmatch(one.split(" = ")[0])))
+    named = lora.get("target_modules", ["attention_qkv"])
+    targets = adapter_targets(named) if adapters else "all"
+    notes = (*notes, *(layers_beside(named, targets) if adapters else ()))
     return dataclasses.replace(
         found, trainer=trainer, notes=notes, unread=unread, objective="dpo" if "dpo" in name or "dpo" in model.data else "lm",
         lora_rank=lora.size("adapter_dim", 32) if adapters else 0, frozen_weights="bf16" if adapters else None,
-        lora_targets=adapter_targets(lora.get("target_modules", ["attention_qkv"])) if adapters else "all",
+        lora_targets=targets,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading, batch_that_divides
-from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
@@ -114,7 +114,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
         frozen_weights="bf16" if adapters and not native else "fp32" if adapters else None,
-        unread=tuple(one for one in given.left() if _matters(one, native)), notes=notes,
+        unread=tuple(one for one in given.left() if _matters(one, native)),
+        notes=(*notes, *(_beside(lora) if adapters else ())),
     )  # fmt: skip
 
 
@@ -259,3 +260,8 @@ def _optimizer(policy: Settings, core: Settings, native: bool) -> str:
 def _targets(lora: Settings) -> str:
     named = lora.get("target_modules")
     return "all" if lora.flag("match_all_linear") or not named else adapter_targets(named)
+
+
+def _beside(lora: Settings) -> tuple[str, ...]:
+    named = None if lora.flag("match_all_linear") else lora.get("target_modules")
+    return layers_beside(named, adapter_targets(named)) if named else ()

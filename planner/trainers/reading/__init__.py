@@ -10,7 +10,15 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import SERVERS, having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
-from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
+from planner.trainers.reading.given import (
+    CONFIG_FILE,
+    Given,
+    OpenQuestionsError,
+    OtherMachineError,
+    OtherStepError,
+    Question,
+    ask,
+)
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
@@ -151,8 +159,8 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
         found = reader(path, said)
     except OpenQuestionsError as error:
         ask(str(path), _once([*said.questions, *error.questions]))
-    except PlannerError:
-        if said.questions:
+    except PlannerError as error:
+        if said.questions and not isinstance(error, OtherMachineError):
             ask(str(path), said.questions)
         raise
     return dataclasses.replace(found, questions=tuple(_once([*said.questions, *found.questions])))

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, OtherMachineError, Question
 from planner.trainers.reading.guides import guide
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings
@@ -42,7 +42,7 @@ def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None
     precision = str(given.get("mixed_precision", "no")).lower()
     processes, machines = given.number("num_processes", least=-1) or 0, given.size("num_machines")
     if given.flag("use_cpu"):
-        raise PlannerError(f"{given.where('use_cpu')}: it trains on CPUs, which no plan is for")
+        raise OtherMachineError(f"{given.where('use_cpu')}: it trains on CPUs, which no plan is for")
     ids = str(given.get("gpu_ids", "all"))
     if processes < 1 and re.fullmatch(r"\d+(\s*,\s*\d+)*", ids):
         processes = len(ids.split(","))

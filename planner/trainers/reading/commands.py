@@ -158,6 +158,8 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     strategy = script.variables.text("FSDP_SHARDING_STRATEGY") or ""
     if "fsdp" in settings and re.fullmatch(r"[1-5]|\w*_SHARD\w*", strategy):  # what accelerate takes from the environment
         settings.setdefault("fsdp_config", {"sharding_strategy": strategy})
+    if script.variables.text("CUDA_VISIBLE_DEVICES") == "-1":
+        settings.setdefault("use_cpu", True)
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said),
@@ -312,6 +314,15 @@ def _require_named(path: Path, words: list[str], said: Given) -> None:
         ask(str(path), [Question(name=name, about=about, choices=tuple(said.choices.get(name, ())) or ("FILE",))])
 
 
+def _require_written(path: Path, name: str, text: str, said: Given) -> None:
+    """Asks for what decides which lines the script writes into a file."""
+    lines = (one.strip() for one in text.splitlines() if is_open(one))
+    for line in (one for one in lines if one == gap(roots(one))):
+        waits = next(iter(roots(line)), CONFIG_FILE)
+        about = f"what the script writes into {shown(shown_text(name))}"
+        ask(str(path), [Question(name=waits, about=about, choices=tuple(said.choices.get(waits, ())) or ("FILE",))])
+
+
 def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
     named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
@@ -320,7 +331,8 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         _require_named(path, found.words, said)
     data: dict[str, Any] = {}
     for name in named:
-        if name in found.written and name.endswith((".yaml", ".yml")):
+        if name in found.written and name.endswith((".yaml", ".yml")) and said.settings.get(CONFIG_FILE) is None:
+            _require_written(path, name, found.written[name], said)
             data |= library.parse_yaml(found.written[name], f"{path}: {name}")
             continue
         file = beside(path, said.setting(CONFIG_FILE) or rooted(name))

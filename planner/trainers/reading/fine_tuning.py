@@ -11,7 +11,8 @@ from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.given import OtherMachineError, Question
+from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
@@ -34,18 +35,13 @@ OPTIMIZERS = {
 LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd")
 """Names that stand for what states take."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
-JOINT = {
-    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv", "w_pack"), "qkv"),
-    **dict.fromkeys(("linear_proj", "output_proj", "out_proj", "attention_dense"), "o"),
-}
-"""Linear layers of attention under other names, by the letters of their parts."""
-WITH_ADAPTERS = {**ATTENTION, "all": ("q", "k", "v", "o", "gate", "up", "down")}
+WITH_ADAPTERS = {**ATTENTION, "all": ALL}
 """Linear layers of a dense model by lora_targets."""
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
            "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
-    r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"lora_dim|(\w+_)?ema(_\w+)?|(\w+_)?reference_model(_name|_path|_name_or_path)?|\w+_ref_model|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size"
     r"|tp_plan|every_n_layers|load_in_fp8|qat_scheme|distributed_config|sharded_ddp|mp_parameters|tpu_num_cores|layer_replication|use_qalora|bdlora|velora|monteclora|arrow_config"
     r"|master_weights|optimizer_states|mics_shard|torch_autocast\.enabled|(elasticity|curriculum_learning|progressive_layer_drop"
@@ -122,7 +118,7 @@ def reading(job: FineTuning) -> Reading:
     for name in ("use_cpu", "no_cuda", "use_mps_device"):
         if job.given.flag(name):
             what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
-            raise PlannerError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
+            raise OtherMachineError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
@@ -218,23 +214,29 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     """Notes about tables of the vocabulary that have adapters, which are priced on linear layers of the layers alone, and about
     layers without, which are priced with those beside them."""
     said = next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None)
-    words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+    words = listed(said or "")
     if not words or not job.lora_rank:
         return ()
     tables = sorted({str(one) for one in words if TABLES.search(str(one))})
-    notes = [adapters_on_tables(tables)]
+    notes = [adapters_on_tables(tables)] * (bool(tables) and trained_whole(job.given) == "none")
     more = () if job.given.flag("lora_target_linear") else layers_beside(words, job.lora_targets)
-    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *more)
+    joint = joint_layers(words)
+    apart = f"{shown(', '.join(joint))}: one adapter on a layer that is several in one is priced as one for each of its parts"
+    return (*notes, *more, *([apart] * bool(joint)))
 
 
-def layers_beside(words: list[Any], targets: str) -> tuple[str, ...]:
-    """Note about linear layers without adapters that are priced with those that have them; ``words`` name those that have."""
-    parts = _linear_layers(words)
+def layers_beside(named: Any, targets: str) -> tuple[str, ...]:
+    """Note about linear layers without adapters that are priced with those that have them, and about names that are not known;
+    ``named`` are those that have."""
+    words = listed(named)
+    parts, where = linear_layers(words), "all linear layers" if targets == "all" else targets
+    if unknown := unknown_layers(words):
+        return (f"adapters on {shown(', '.join(unknown))}, no linear layer known here, are priced as on {where}",)
     beside = [one for one in WITH_ADAPTERS.get(targets, ()) if one not in parts]
-    named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
+    have = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
     if not beside or not parts <= set(WITH_ADAPTERS["all"]):
         return ()
-    return (f"adapters on {named} alone are priced as {targets}, so {', '.join(beside)} too",)
+    return (f"adapters on {have} alone are priced as {targets}, so {', '.join(beside)} too",)
 
 
 def adapters_on_tables(named: Sequence[str]) -> str:
@@ -330,33 +332,15 @@ def optimizer(given: Settings, name: Any, setting: str) -> str:
     return OPTIMIZERS[word]
 
 
-TABLES = re.compile(r"lm_head|output_layer|embed_tokens|wte")
-"""Names of tables of the vocabulary."""
 ADAPTED = ("lora_target_modules", "target_modules", "lora_target", "lora_modules")
 """Arguments that list what has adapters."""
 
 
 def adapter_targets(names: Any) -> str:
     """One of LORA_TARGETS that holds all of the linear layers named: a list, a text with commas, 'all-linear'."""
-    parts = _linear_layers(names if isinstance(names, list) else re.split(r"[,\s]+", str(names)))
+    parts = linear_layers(listed(names))
     found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
     return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
-
-
-def _alternatives(text: str) -> list[str]:
-    """The names that an expression ends with: of .*self_attn.(q|v)_proj q_proj and v_proj."""
-    last = re.search(r"\((?:\?:)?([\w|]{1,200})\)(\w{0,20})[^\w|]{0,4}$", text)
-    return [f"{one}{last[2]}" for one in last[1].split("|")] if last else [text]
-
-
-def _linear_layers(words: list[Any]) -> set[str]:
-    """Short names of linear layers: of q_proj q; of a joint one those of its parts."""
-    parts = set()
-    for word in (one for text in words for one in _alternatives(str(text))):
-        tail = word.strip().rpartition(".")[2].lower()
-        if not (TABLES.search(tail) and len(words) > 1):  # a note says that tables are not priced
-            parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
-    return parts
 
 
 def quantised(bits: int, double: bool) -> str:

@@ -63,6 +63,10 @@ class OtherStepError(PlannerError):
     """A job whose step is another one than a language model's or DPO's, whoever reads it."""
 
 
+class OtherMachineError(PlannerError):
+    """A job for another machine than GPUs: said before anything is asked, as no answer to a question mends it."""
+
+
 @record
 class Given:
     """What a user says; None = not said."""

@@ -1,10 +1,16 @@
 """The command of accelerate that launches a recipe, as a document beside the recipe gives it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 from planner.record import record
+from planner.trainers.reading.fine_tuning import QUIET
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.settings import parsed
+from planner.trainers.reading.shell.text import Word, gap, options, quoted_words, shown_text
 from planner.trainers.reading.values import read_text
 
 MOST_SCRIPTS = 20
@@ -23,6 +29,10 @@ class Guide:
     """num_processes and num_machines, where the command has these options; None = with what is no number above 0."""
     others: int = 0
     """Commands of the same document that launch the file in another way."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What it says behind the program: goes before the file itself."""
+    differ: tuple[str, ...] = ()
+    """What those others say behind the program, where it decides something and is not the same."""
 
     def __str__(self) -> str:
         """As a note says it."""
@@ -44,13 +54,39 @@ def guide(path: Path) -> Guide | None:
     for document in documents:
         commands = re.findall(r"accelerate +launch[^\n]*", _joined(document))
         named = [one for one in commands if document == path or _names(one, path, document)]
-        ways = list(dict.fromkeys(way for one in named for way in _way(one)))
+        ways = {one: given for text in named for one, given in _way(text, path)}
         if ways:
-            file, processes, machines = ways[0]
+            (file, processes, machines, deciding), given = next(iter(ways.items()))
             said = {"num_processes": processes, "num_machines": machines}
             counts = {name: int(text) or None if text.isdecimal() else None for name, text in said.items() if text is not None}
-            return Guide(file=file, document="/".join(document.parts[-2:]), counts=counts, others=len(ways) - 1)
+            differ = dict.fromkeys(one[3] or "none of them" for one in ways if one[3] != deciding)
+            end = "/".join(document.parts[-2:])
+            return Guide(file=file, document=end, counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ))
     return None
+
+
+def over_recipe(path: Path, data: Mapping[str, Any], said: Given, own: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(Settings of a recipe with those that the command which launches it has behind it, a note that names them): the parsers of
+    TRL, LLaMA-Factory and axolotl take options over their file. ``own``: the trainer's own command, which counts in a comment of
+    the file. What the user says goes before all of it."""
+    found = guide(path) or (_commented(path, own) if own else None)
+    given = {} if found is None else {name: value for name, value in found.options.items() if name not in said.settings}
+    text = _deciding(given)
+    if found is None or not (text or found.differ):
+        return {**data, **given}, ()
+    more = f"; another command there says {' or '.join(found.differ[:MOST_SAID])}" if found.differ else ""
+    what = f"{text} of a command in {found.document} goes over the file" if text else f"as the first command of {found.document}"
+    return {**data, **given}, (f"{what}{more}",)
+
+
+def _commented(path: Path, own: str) -> Guide | None:
+    """The first command of a trainer's own that starts a file in its own comment."""
+    command = re.search(rf"^#[^\n]*?\b({own} [^\n]{{0,200}}\b{re.escape(path.name)}[^\n]*)", _joined(path), re.MULTILINE)
+    return Guide(file="", document=path.name, counts={}, options=_behind(command[1], path)) if command is not None else None
+
+
+MOST_SAID = 4
+"""Other ways that a note tells."""
 
 
 def _joined(path: Path) -> str:
@@ -58,13 +94,53 @@ def _joined(path: Path) -> str:
     return re.sub(r"\\\n[ #]*", " ", read_text(path))
 
 
-def _way(command: str) -> Iterator[tuple[str, str | None, str | None]]:
-    """(configuration of accelerate, text of --num_processes, of --num_machines) of a command that names the first."""
+def _way(command: str, path: Path) -> Iterator[tuple[tuple[str, str | None, str | None, str], dict[str, Any]]]:
+    """((configuration of accelerate, text of --num_processes, of --num_machines, options that decide), all options of the
+    program) of a command that names the first."""
     file = re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)
     if file is not None:
         found = (re.search(rf"--num[_-]{name}[= ]+[\"']?([^\s\"']+)", command) for name in ("processes", "machines"))
         processes, machines = (one[1][:20] if one is not None else None for one in found)
-        yield file[1], processes, machines
+        given = _behind(command, path)
+        yield (file[1], processes, machines, _deciding(given)), given
+
+
+_ENDS = re.compile(r"[;|&#]|&&|\|\||\d?>.*|.*`.*")
+"""Words that end a command, in a shell and in a document."""
+
+
+def _behind(command: str, path: Path) -> dict[str, Any]:
+    """Options behind the program of a command, and its key=value; a value that only the shell knows is a gap."""
+    words = quoted_words(re.sub(r"[;`]", r" \g<0> ", command))
+    words = words[: next((i for i, one in enumerate(words) if _ENDS.fullmatch(one)), len(words))]
+    ends = (".py", "-cli", path.name)
+    program = (i for i, one in enumerate(words) if one.endswith(ends) or (i and words[i - 1] in ("-m", "--module")))
+    words = words[next(program, len(words)) + 1 :]
+    files = [Path(one.rpartition("=")[2]).name for one in words if one.endswith((".yaml", ".yml"))]
+    if files and path.name not in files:  # a comment of this file about another one
+        return {}
+    keyed = {name: value for name, mark, value in (one.partition("=") for one in words) if mark and re.fullmatch(r"[a-z]\w*", name)}
+    found: dict[str, Any] = {name: _value(name, [value]) for name, value in keyed.items()}
+    for dashed, values, _ in options(Word(one) for one in words):
+        name, values = dashed.replace("-", "_"), [one for one in values if one.partition("=")[0] not in keyed]
+        if not values and name.startswith("no_") and name != "no_cuda":
+            found[name.removeprefix("no_")] = False
+        elif not any(Path(one).name == path.name for one in values):
+            found[name] = _value(name, values)
+    return found
+
+
+def _value(name: str, values: list[str]) -> Any:
+    """The value of an option with the words behind it."""
+    if any(re.search(r"[$<>{}]", one) for one in values if not one.startswith("{")):
+        return gap([name])
+    return True if not values else parsed(values[0]) if len(values) == 1 else [parsed(one) for one in values]
+
+
+def _deciding(given: Mapping[str, Any]) -> str:
+    """Those of some options that may change time or memory, as a command has them."""
+    kept = sorted((name, value) for name, value in given.items() if not QUIET.fullmatch(name))
+    return " ".join(f"--{name}={str(value).lower() if isinstance(value, bool) else shown_text(str(value))}" for name, value in kept)
 
 
 def _names(command: str, path: Path, document: Path) -> bool:

@@ -137,6 +137,11 @@ class Running(Script):
             values = [self._value(one) for one in node.args]
             if all(isinstance(one, int | float) for one in values):
                 return max(values) if node.func.id == "max" else min(values)
+        made = self.functions.get(last_name(node.func))
+        if made is not None and not (node.args or node.keywords):  # a function that does nothing but give a mapping
+            returns = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
+            if len(returns) == 1 and returns[0] in made.body and isinstance(returns[0].value, ast.Dict):
+                return self._value(returns[0].value)
         return super()._of_call(node)
 
     def _of_subscript(self, node: ast.Subscript) -> Any:

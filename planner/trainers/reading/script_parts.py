@@ -41,12 +41,25 @@ def held(script: Script, call: ast.Call) -> bool:
 
 def cut_length(script: Script) -> dict[str, Any]:
     """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
-    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
-           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    idle = _never_made(script)
+    calls = [one for one in script.calls("tokenizer", "tokenize", "encode_plus", "processor") if id(one) not in idle]
+    given = [script.keywords(one) for one in calls]
+    cut = [one["max_length"] for one in given if one.get("truncation") and isinstance(one.get("max_length"), int)]
     if not cut:
         named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
         cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
+    if not cut:  # what a class or function of the script is given for it
+        own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
+        every = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
+        cut = [one for one in every if isinstance(one, int) and one > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+def _never_made(script: Script) -> set[int]:
+    """Ids of what stands in classes of the script that nothing names."""
+    named = {one.id for one in ast.walk(script.tree) if isinstance(one, ast.Name)} | set(script.names_used())
+    classes = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name not in named)
+    return {id(part) for one in classes for part in ast.walk(one)}
 
 
 LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
@@ -117,6 +130,37 @@ def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) 
     return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
 
 
+def builds_a_model(script: Script) -> bool:
+    """Whether a script makes its model from a configuration: new weights in the dtype of torch, and no adapters beside its own."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Call)]
+    own = any(re.search("(LMHeadModel|ForCausalLM)$", last_name(one.func)) for one in made)
+    return (own or bool(script.calls("from_config"))) and not any(HELPS.search(one.lower()) for one in script.names_used())
+
+
+def on_cpus(script: Script) -> dict[str, Any]:
+    """use_cpu of a script that hides all GPUs from itself."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Subscript)]
+    place = re.compile(r"os\.environ\[.CUDA_VISIBLE_DEVICES.\]")
+    seen = [script.value(one.value) for one in made if place.fullmatch(ast.unparse(one.targets[0]))]
+    return {"use_cpu": True} if seen and all(str(one) in ("-1", "") for one in seen) else {}
+
+
+def several_trainings(script: Script, configs: Sequence[ast.Call], trainers: Sequence[ast.Call]) -> list[str]:
+    """Notes about trainings beside the one that is read."""
+    more = len(configs) > 1
+    first = [f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})"] if more else []
+    return first + ["its trainer is made in a loop: one of those trainings is priced"] * _in_a_loop(script, trainers)
+
+
+def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
+    """Whether a loop makes a trainer, itself or by a function that does."""
+    makes = {id(one) for one in trainers}
+    functions = [one for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef)]
+    names = {one.name for one in functions if any(id(part) in makes for part in ast.walk(one))}
+    loops = (part for one in ast.walk(script.tree) if isinstance(one, ast.For | ast.While) for part in ast.walk(one))
+    return any(isinstance(one, ast.Call) and (id(one) in makes or last_name(one.func) in names) for one in loops)
+
+
 def bases_of(script: Script, name: str) -> list[str]:
     """Last names of the bases of a class of the script."""
     made = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name == name)
@@ -157,3 +201,10 @@ def unsloth_targets(targets: Any, words: Mapping[str, Any]) -> Any:
         return targets
     every = targets if isinstance(targets, list) else [layer for layers in PARTS.values() for layer in layers]
     return [one for one in every if one not in without]
+
+
+def lists_all_linear(script: Script, node: ast.expr) -> bool:
+    """Whether targets are what a function gives that lists all linear layers, by its name, or a variable that holds them."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
+    held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
+    return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))

@@ -22,12 +22,16 @@ from planner.trainers.reading.script_parts import (
     CHECKPOINTS,
     OF_ANOTHER,
     bases_of,
+    builds_a_model,
     cut_length,
     derived_from,
     held,
     helped,
     in_a_mapping,
+    lists_all_linear,
     made_elsewhere,
+    on_cpus,
+    several_trainings,
     switched_on,
     turned,
     unsloth_length,
@@ -92,9 +96,8 @@ def settings_of(
     data = model_arguments(script, loads, unsloth, notes)
     made = script.calls(*CONFIGS, *derived_from(script, CONFIGS))
     configs = sorted(made, key=lambda one: all(word.arg != BATCH for word in one.keywords))
-    if len(configs) > 1:
-        notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS, *derived_from(script, TRAINERS))
+    notes += several_trainings(script, configs, trainers)
     for call in (*configs[:1], *trainers[:1]):
         data |= _said_by(script, call, unsloth)  # the trainer's own come last
     spread = [name for name in data if name.startswith("**")]
@@ -107,7 +110,7 @@ def settings_of(
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
     data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
-    data |= {**parts_of(script, trainers), **adapters(script, unsloth)}
+    data |= {**parts_of(script, trainers), **adapters(script, unsloth), **on_cpus(script)}
     called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
     kinds = {name for one in called for name in (one, *bases_of(script, one))}
     if any(one.startswith("DPO") for one in kinds):
@@ -199,7 +202,7 @@ def require_language_model(script: Script) -> None:
     """Raises PlannerError where no model that is loaded is a language model: classifiers and sequence-to-sequence models."""
     loads = [_owner(one) for one in script.calls("from_pretrained")]
     others = [one for one in loads if OTHER_MODELS.search(one)]
-    if others and not any(one in MODELS or one.endswith("ForCausalLM") for one in loads):
+    if others and not any(one in MODELS or one.endswith(("ForCausalLM", "LMHeadModel")) for one in loads):
         raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
 
 
@@ -290,7 +293,7 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
 
 def loads_model(call: ast.Call) -> bool:
     """Whether from_pretrained is of a language model."""
-    return _owner(call) in MODELS or _owner(call).endswith("ForCausalLM")
+    return _owner(call) in MODELS or _owner(call).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _owner(call: ast.Call) -> str:
@@ -353,7 +356,8 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     if not isinstance(value, str):
         return {}
     # A model that something else has loaded.
-    elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
+    unknown = is_open(value) and node is not None and not builds_a_model(script)
+    elsewhere = unknown and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
     return {"model_name_or_path": value, **(made_elsewhere(script.said) if elsewhere else {})}
 
 
@@ -375,7 +379,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     rank = words.get("r", gap(["lora_r"]) if apart else 16 if unsloth else 8)
     found: dict[str, Any] = {"use_peft": True, "lora_r": rank, "lora_dropout": words.get("lora_dropout", 0.0)}
     targets = words.get("target_modules", gap(["lora_target_modules"]) if apart else None)
-    if any(one.arg == "target_modules" and _lists_all_linear(script, one.value) for one in calls[0].keywords):
+    if any(one.arg == "target_modules" and lists_all_linear(script, one.value) for one in calls[0].keywords):
         targets = "all-linear"
     if unsloth:
         targets = unsloth_targets(targets, words)
@@ -391,10 +395,3 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         found["gradient_checkpointing"] = checkpointing not in (False, None, "False")
         found["activation_offloading"] = checkpointing == "unsloth"
     return found
-
-
-def _lists_all_linear(script: Script, node: ast.expr) -> bool:
-    """Whether targets are what a function gives that lists all linear layers, by its name, or a variable that holds them."""
-    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
-    held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
-    return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))

@@ -10,6 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, OtherStepError
+from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
@@ -34,7 +35,8 @@ def read(path: Path, said: Given) -> Reading:
         gpus = said.num_gpus or (1 if kind == "unsloth" else None)
         return parse(settings, HABITS[kind], gpus, notes=notes)
     if suffix in (".yaml", ".yml", ".json"):
-        data = said.filled(file_settings(path, "a recipe of TRL"))
+        read, notes = over_recipe(path, file_settings(path, "a recipe of TRL"), said)
+        data = said.filled(read)
         if not any(one in data for one in (*MODELS, *BATCHES, "model")):
             _require_no_launcher(path)
             raise PlannerError(f"{path}: its settings stand in sections of its own, and none is one of TRL's")
@@ -44,7 +46,7 @@ def read(path: Path, said: Given) -> Reading:
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
-        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus), data, said)
+        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, notes=notes), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)

@@ -350,7 +350,7 @@ class _Parser:
             if match[1] in ("<<", "<<-"):
                 mark = re.sub(r"['\"\\]", "", word)
                 self.waiting.append((node, mark, match[1] == "<<-", mark != word))
-            elif match[1] in (">", ">>"):
-                node.target = word
+            elif match[1] in (">", ">>") and not match[0].startswith("2"):
+                node.target, node.appends = word, match[1] == ">>"
             elif match[1] == "<<<":
                 node.input = word

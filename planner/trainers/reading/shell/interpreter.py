@@ -23,7 +23,7 @@ from planner.trainers.reading.shell.built_in import (
     remote_text,
 )
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
-from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
+from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
@@ -40,6 +40,7 @@ from planner.trainers.reading.shell.starting import (
 )  # fmt: skip
 from planner.trainers.reading.shell.text import CLOSE, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
+from planner.trainers.reading.shell.written import of_arms, record
 from planner.trainers.reading.values import read_text
 
 MOST_STEPS = 20_000
@@ -152,11 +153,14 @@ class _Follower:
         names: list[str] = []
         outcomes: list[tuple[Variables, list[Command]]] = []
         closed, written = False, list(self.written or ())
+        before, texts = list(self.script.documents), list[list[tuple[str, str]]]()
         for verdict, body in arms:
             if verdict.value is False:
                 continue
+            self.script.documents = list(before)
             variables, commands, failed = self.aside(body)
             names += verdict.names
+            texts.append(self.script.documents)
             if not failed:
                 outcomes.append((variables, commands))
             if verdict.value is True:
@@ -164,11 +168,14 @@ class _Follower:
                 break
         if not closed:
             outcomes.append((self.variables, []))
+            texts.append(before)
+        self.script.documents = [*before, *(text for some in texts for text in some[len(before) :])]
         if len(outcomes) == 1:
             self.script.variables = outcomes[0][0]
             self.script.commands += outcomes[0][1]
             return
         self.written = None if self.written != written else self.written
+        self.script.documents += of_arms(texts, names)
         for _, commands in outcomes:
             self.script.commands += [Command(one.words, (*names, *one.under) or ("",), one.seen) for one in commands]
         self.script.variables = merged(self.variables, [variables for variables, _ in outcomes], names)
@@ -253,12 +260,10 @@ class _Follower:
     def simple(self, node: Simple) -> None:
         for name, subscript, added, raw in node.assignments:
             self.assign(name, subscript, added, raw)
-        for text, literal in node.documents:
-            target = joined(node.target, self.variables)
-            self.script.documents.append((target, text if literal else document(text, self.variables)))
         given, words = without_env([one for raw in node.words for one in expanded(raw, self.variables)])
         for name, value in given.items():
             self.variables.put(name, value)
+        record(node, words, self.script, self.directory)
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return
         name, rest = words[0], words[1:]
@@ -266,8 +271,6 @@ class _Follower:
             self.written += [" ".join(rest)]
         elif name not in _SILENT and name not in self.functions:
             self.written = None
-        if name == "echo" and node.target:
-            self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.submitted(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:

@@ -15,6 +15,8 @@ class Simple:
     """(text, variables in it stay as they are)."""
     target: str = ""
     """File that its output goes to."""
+    appends: bool = False
+    """Whether it goes behind what that file has."""
     input: str | None = None
     """Word behind <<<, which it reads."""
     line: int = 0
