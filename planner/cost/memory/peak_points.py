@@ -39,6 +39,7 @@ backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.adapters import brought_experts
 from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
 from planner.cost.memory.states import StageBytes, copied_shard, record_stream_held, stage_output_bytes
@@ -124,7 +125,7 @@ def shape_parts(
     if model.is_moe:
         copies = shard.expert_rows * model.routed_size * e
         wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
-        moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
+        moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide) + brought_experts(shard)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
         copied = np.where(shard.ep > 1, 4.0, 1.0) * copies
         waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T

@@ -26,7 +26,7 @@ QUIET = re.compile(
     r"|curriculum_sampling|save_first_step|total_num_tokens|fsdp|fsdp_version|gradient_checkpointing_kwargs.*|hf_use_auth_token|float16"
     r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.(dispatch_batches|even_batches|use_seedable_sampler|non_blocking|gradient_accumulation_kwargs.*)|use_wandb|eta_min|revision_of_model"
     r"|flash_attention|bfloat16|fp16|image_\w+|rl|ddp_\w+|batch_flattening|device_map|type_of_model|bnb_config_kwargs.*"
-    r"|quantize_moe_experts|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
+    r"|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
 USUAL_LENGTH = 512
@@ -157,7 +157,7 @@ def _offload_notes(given: Settings, offload: bool) -> tuple[str, ...]:
 
 
 def _targets(given: Settings) -> str:
-    named, everything = given.first("lora_target_modules", "lora_target_parameters"), given.flag("lora_target_linear")
+    named, everything = given.get("lora_target_modules"), given.flag("lora_target_linear")
     return "all" if everything or named is None else adapter_targets(named)
 
 

@@ -40,7 +40,6 @@ SAID_ELSEWHERE = {
     "s2_attention": "priced as whole attention: time comes out too long",
     "peft_trainable_token_indices": "not priced: the rows that are trained beside adapters are few",
     "lora_rank_pattern": "not priced: all adapters have lora_r",
-    "lora_target_parameters": "priced as adapters on the linear layers and experts that lora_targets names",
     "lora_model_dir": "adapters go on from there, and its rank and targets count where they are others",
     **dict.fromkeys(("gpu_memory_limit", "max_memory"), "not priced: the model is taken to fit into it"),
     "auto_find_batch_size": "micro_batch_size is smaller where memory runs out",

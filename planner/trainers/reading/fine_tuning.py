@@ -7,9 +7,12 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
+from planner.trainers.reading import base_weights
+from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.named_models import named_model
@@ -149,19 +152,21 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
-    plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
+    tensors, apart = _of_tensors(job, model, frozen)
+    # unsloth may give tensors adapters of its own
+    plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
-    noted = (*noted, *low)
+    noted = (*noted, *low, *apart)
     known = _options(trainer)
-    options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
+    options = {name: value for name, value in {**job.options, **tensors}.items() if value in known.get(name, ())}
     if not job.lora_rank:
         options.pop("adapter_dropout", None)
     result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
-        lora_targets="all" if not job.lora_rank else "attention" if single else job.lora_targets,
+        lora_targets="all" if not job.lora_rank or "expert_adapters" in tensors else "attention" if single else job.lora_targets,
         lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
@@ -169,6 +174,16 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     _require_priced(result, job.given)
     return result
+
+
+def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options of the trainer, notes) about frozen weights and adapters of what is no linear layer."""
+    if not job.lora_rank:
+        return {}, ()
+    sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
+    of_base = base_weights.of_base(job.given, job.trainer, model, str(job.model or ""), frozen, sharded)
+    adapted = base_weights.on_experts(job.given, model, job.lora_rank)
+    return {**of_base[0], **adapted[0]}, (*of_base[1], *adapted[1])
 
 
 def _splits_batches(given: Settings) -> bool:

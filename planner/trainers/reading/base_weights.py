@@ -1,0 +1,119 @@
+"""What of a frozen base in 4 or 8 bits lies in more, as nothing quantises it, and adapters on experts that one tensor holds."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from planner.cost.parameters import count_parameters
+from planner.cost.state_dtypes import FROZEN_BYTES
+from planner.errors import PlannerError, shown
+from planner.model import ModelSpec, load_model
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.versions import newer
+
+FEWER = ("nf4", "nf4_dq", "int8")
+PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+"""Of PEFT, the second before its version 0.10: what is neither int8 nor Params4bit becomes fp32.  [peft, utils/other.py]"""
+PARAMETERS = ("lora_target_parameters", "target_parameters")
+"""Arguments that list tensors with adapters."""
+ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
+"""Models whose experts are one tensor in transformers 4 too.  [modeling_gpt_oss.py, modeling_llama4.py]"""
+FUSES, PREPARES_NO_MORE = (5,), (0, 27)
+"""Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
+[transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
+GIB = 2.0**30
+
+
+def of_base(
+    given: Settings, trainer: str, model: ModelSpec | None, name: str, frozen: str, sharded: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:  # fmt: skip
+    """(options of the trainer, notes) of a job with adapters; ``sharded``: FSDP or ZeRO 3 load the base."""
+    spec = _spec(given, model)
+    quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, sharded)
+    notes = [*_of_tables(trainer, spec, frozen, casts)]
+    if spec is None or not spec.is_moe or trainer == "unsloth":  # whose kernels have them as layers
+        return {}, tuple(notes)
+    new = True if ONE_TENSOR.search(name) else _fuses(given) if not quantises else True
+    if new is False:
+        return {"frozen_experts": "linear"}, tuple(notes)
+    if frozen not in FEWER:
+        return {}, tuple(notes)
+    if quantises:
+        return {"frozen_experts": "quantised"}, tuple(notes)
+    value, bytes_each = ("fp32", 4.0) if casts else ("half", 2.0)
+    count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
+    why = f", which {PREPARES[0]} turns them into" if casts else ""
+    fewer = f"{'8' if frozen == 'int8' else '4'} bits"
+    text = f"experts are one tensor in transformers 5, which {fewer} do not reach: priced in {'fp32' if casts else 'bf16'}{why}"
+    if new is None:
+        high = count * (bytes_each - FROZEN_BYTES[frozen]) / GIB
+        text += f"; in transformers 4 they are layers in {fewer}: memory comes out too high by {high:.1f} GiB; --set transformers=4"
+    notes.append(text)
+    if casts is None:
+        notes.append(f"TRL before 0.27 casts such experts to fp32: memory then comes out too low by {2.0 * count / GIB:.1f} GiB")
+    return {"frozen_experts": value}, tuple(notes)
+
+
+def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options of the trainer, notes) where adapters are named on tensors: those of experts have one of gate and up and one of down
+    each, whatever linear layers have some beside them. Options are empty where none is priced.  [peft, ParamWrapper]"""
+    words = [str(one) for name in PARAMETERS for one in _listed(given.get(name))]
+    spec, named = _spec(given, model), shown(", ".join(words))
+    if not words or not rank:
+        return {}, ()
+    if not any(re.search("expert|gate_up_proj|down_proj", one) for one in words) or (spec is not None and not spec.is_moe):
+        return {}, (f"adapters on the tensors {named} are not priced: memory comes out too low",)
+    what = f"adapters on {named}: priced on gate and up together and on down of every expert"
+    if spec is not None:
+        each = rank * (2.0 * spec.routed_size + spec.expert_ffn_size * spec.num_mlp_matrices)
+        count = each * spec.num_experts * spec.num_moe_layers
+        what += f", {count / 1e9:.2f} billion weights"
+    rest = spec is not None and (spec.shared_expert_ffn_size > 0 or spec.num_plain_layers > 0)
+    beside = ", and on attention" + (", shared experts and dense layers" if rest else "")
+    return {"expert_adapters": "on"}, (f"{what}{beside}",)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else re.split(r"[,\s]+", value.strip()) if isinstance(value, str) and value else []
+
+
+def _spec(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
+    """The model that is priced: what the user says goes before the file."""
+    said = given.said.model if given.said is not None else None
+    try:
+        return load_model(said) if isinstance(said, str) else said or model
+    except PlannerError:  # said where the plan is made
+        return model
+
+
+def _fuses(given: Settings) -> bool | None:
+    """Whether experts are one tensor, by the version of transformers; None = not known."""
+    text = given.said.setting("transformers") if given.said is not None else None
+    if text is not None and re.match(r"\d", str(text)):
+        return int(str(text).partition(".")[0]) >= FUSES[0]
+    return newer(given.path, "transformers", FUSES)
+
+
+def _casts(given: Settings, trainer: str, sharded: bool) -> bool | None:
+    """Whether frozen weights that nothing quantises are cast to fp32; None = by the version of TRL, which is not known. axolotl
+    brings norms and tables back.  [axolotl, loaders/model.py: _prepare_model_for_quantization; monkeypatch/peft/utils.py]"""
+    if given.flag(PREPARES[0]):
+        return True
+    if sharded or trainer not in ("axolotl", "trl"):
+        return False
+    if trainer == "axolotl":
+        return True
+    new = newer(given.path, "trl", PREPARES_NO_MORE)
+    return not new if new is not None else True if "max_seq_length" in given.data else None
+
+
+def _of_tables(trainer: str, spec: ModelSpec | None, frozen: str, casts: bool | None) -> Iterator[str]:
+    """Note about tables and norms, which are priced in half precision."""
+    if frozen not in FEWER or casts is False or trainer == "axolotl":
+        return
+    who = PREPARES[0] if casts else "TRL before 0.27"
+    text = f"embedding, head and norms are priced in bf16, and {who} casts them to fp32: memory then comes out too low"
+    if spec is None:
+        yield text
+    elif (more := 2.0 * ((counts := count_parameters(spec)).input_embedding + counts.head) / GIB) >= 0.1:
+        yield f"{text} by {more:.1f} GiB"
