@@ -82,8 +82,8 @@ def adapters_of(
 def dequantise(shard: Shard, name: str, n: Number, k: Number, groups: Number, module: Module) -> list[Operator]:
     """A frozen weight in 4 or 8 bits is read and written in half precision before the product of each pass: n k (q + w) bytes.
 
-    So are experts in fp32 beside such a base. Nothing of it is kept: the backward pass does it again.  [bitsandbytes, autograd/_functions.py: MatMul4Bit; torchao,
-    nf4tensor.py: LinearNF4]
+    So are experts in fp32 beside such a base. Nothing of it is kept: the backward pass does it again.
+    [bitsandbytes, autograd/_functions.py: MatMul4Bit; torchao, nf4tensor.py: LinearNF4]
     """
     kernels, lies = shard.trainer.kernels, frozen_element(shard.workload)
     if name.startswith("experts") and not kernels.quantised_experts:

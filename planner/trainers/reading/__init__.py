@@ -13,6 +13,7 @@ from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.several import compared
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
 
@@ -155,6 +156,7 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
         if said.questions:
             ask(str(path), said.questions)
         raise
+    found = compared(path, reader, said, found)
     return dataclasses.replace(found, questions=tuple(_once([*said.questions, *found.questions])))
 
 

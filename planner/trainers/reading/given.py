@@ -59,6 +59,10 @@ class OpenQuestionsError(PlannerError):
         super().__init__(f"{where} leaves open what decides time or memory; say {said}{more}")
 
 
+WHICH_TRAINING = "which_training"
+"""The setting that says by its number which of several trainings of a script is meant."""
+
+
 class OtherStepError(PlannerError):
     """A job whose step is another one than a language model's or DPO's, whoever reads it."""
 
@@ -81,6 +85,8 @@ class Given:
     """What a reader has met that is still to be asked, so that one sentence asks for all of it."""
     choices: dict[str, list[str]] = field(default_factory=dict)
     """Values that a script itself has for a variable that it leaves open."""
+    trainings: list[str] = field(default_factory=list)
+    """Commands of a script that train, in the order of the script, where it has several."""
 
     def setting(self, name: str) -> str | None:
         """The text that is given for a name, which counts as taken then."""
