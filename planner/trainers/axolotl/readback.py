@@ -6,8 +6,8 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
-from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, require_modelled
-from planner.trainers.reading import fine_tuning
+from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, of_images, require_modelled
+from planner.trainers.reading import base_weights, fine_tuning
 from planner.trainers.reading.accelerate_file import accelerate_named
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
@@ -91,6 +91,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     # batch_size is that of a rank: its accumulation is batch_size // micro_batch_size  [utils/config, normalize_config]
     steps = steps or max((given.number("batch_size") or 1) // (micro or 1), 1)
     split, cut = _parallel(given, found, num_gpus)
+    known = named_model(_model(given), given.path)[0]
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=_model(given), micro_batch_size=micro or 1, accumulation=steps,
         sequence_length=length or USUAL_LENGTH, precision=precision, half_weights=precision in ("bf16", "fp8"),
@@ -106,6 +107,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
             *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
+            *of_images(given, base_weights.spec_of(given, known)),
         ),
     ))  # fmt: skip
 

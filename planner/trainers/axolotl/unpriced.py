@@ -4,6 +4,7 @@
 import re
 
 from planner.errors import PlannerError
+from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 
@@ -87,6 +88,15 @@ def require_modelled(given: Settings) -> None:
     kind = f"{given.get('model_type', '')} {given.get('type_of_model', '')}"
     if re.search(r"For(Sequence|Token)Classification", kind):
         raise PlannerError(f"{given.where('model_type')} is {kind.strip()[:80]}: a classifier is no language model")
+
+
+def of_images(given: Settings, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about the image encoder, which is trained with all else unless it is frozen by name.  [axolotl, train.py]"""
+    if model is None or model.vision is None or given.get("adapter") or given.flag("freeze_mm_modules"):
+        return ()
+    billions = model.vision.parameters / 1e9
+    what = "the image encoder is trained too, and priced frozen: memory comes out too low by gradients and states of"
+    return (f"{what} {billions:.2f} billion weights; freeze_mm_modules freezes it",)
 
 
 def notes(given: Settings) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
 FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
+MXFP4 = re.compile("mxfp4", re.IGNORECASE)
 GIB = 2.0**30
 
 
@@ -28,7 +29,7 @@ def of_base(
     given: Settings, trainer: str, model: ModelSpec | None, name: str, frozen: str, sharded: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:  # fmt: skip
     """(options of the trainer, notes) of a job with adapters; ``sharded``: FSDP or ZeRO 3 load the base."""
-    spec = _spec(given, model)
+    spec = spec_of(given, model)
     quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, sharded)
     notes = [*_of_tables(trainer, spec, frozen, casts)]
     if spec is None or not spec.is_moe or trainer == "unsloth":  # whose kernels have them as layers
@@ -58,7 +59,7 @@ def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dic
     """(options of the trainer, notes) where adapters are named on tensors: those of experts have one of gate and up and one of down
     each, whatever linear layers have some beside them. Options are empty where none is priced.  [peft, ParamWrapper]"""
     words = [str(one) for name in PARAMETERS for one in _listed(given.get(name))]
-    spec, named = _spec(given, model), shown(", ".join(words))
+    spec, named = spec_of(given, model), shown(", ".join(words))
     if not words or not rank:
         return {}, ()
     if not any(re.search("expert|gate_up_proj|down_proj", one) for one in words) or (spec is not None and not spec.is_moe):
@@ -73,11 +74,21 @@ def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dic
     return {"expert_adapters": "on"}, (f"{what}{beside}",)
 
 
+def stored_in_fewer(given: Settings, model: ModelSpec | None, name: str, frozen: str) -> tuple[str, ...]:
+    """Note about a checkpoint that lies in MXFP4, as OpenAI publishes gpt-oss, where the file does not say that it is brought to
+    half precision."""
+    spec = spec_of(given, model)
+    lies = MXFP4.search(spec.quantised if spec is not None else "") or (ONE_TENSOR.search(name) and re.match(r"openai/", name))
+    if not lies or frozen in FEWER or given.flag("model_quantization_config_kwargs.dequantize") or given.flag("dequantize"):
+        return ()
+    return ("the checkpoint lies in mxfp4, and weights are priced in bf16, to which Mxfp4Config(dequantize=True) brings them",)
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else re.split(r"[,\s]+", value.strip()) if isinstance(value, str) and value else []
 
 
-def _spec(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
+def spec_of(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
     """The model that is priced: what the user says goes before the file."""
     said = given.said.model if given.said is not None else None
     try:

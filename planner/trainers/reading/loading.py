@@ -28,7 +28,7 @@ def _other_bits(script: Script) -> dict[str, Any] | None:
             return {f"load_in_{count}bit": True} if count in (4, 8) else {"load_in_8bit": gap(["load_in_8bit"])}
     for call in script.calls(*OTHER_QUANTISERS):
         if script.keywords(call).get("dequantize") is True:  # of a checkpoint that lies in 4 bits
-            return {}
+            return {"dequantize": True}
         return {"load_in_4bit": gap(["load_in_4bit"]), "load_in_8bit": gap(["load_in_8bit"])}
     return None
 
