@@ -123,8 +123,7 @@ def shape_parts(
     has_moe = stages.moe.T > 0
     transient, forward = (np.broadcast_to(one, has_moe.shape) for one in (transient, forward))
     if model.is_moe:
-        copies = shard.expert_rows * model.routed_size * e
-        wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
+        copies, wide = shard.expert_rows * model.routed_size * e, shard.expert_rows * model.expert_ffn_size / shard.etp * e
         moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide) + brought_experts(shard)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
         copied = np.where(shard.ep > 1, 4.0, 1.0) * copies

@@ -7,6 +7,7 @@ from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
+from planner.units import GIGA
 
 FOREIGN = {
     **dict.fromkeys(("relora", "relora_steps"), "restarts of adapters"),
@@ -94,7 +95,7 @@ def of_images(given: Settings, model: ModelSpec | None) -> tuple[str, ...]:
     """Note about the image encoder, which is trained with all else unless it is frozen by name.  [axolotl, train.py]"""
     if model is None or model.vision is None or given.get("adapter") or given.flag("freeze_mm_modules"):
         return ()
-    billions = model.vision.parameters / 1e9
+    billions = model.vision.parameters / GIGA
     what = "the image encoder is trained too, and priced frozen: memory comes out too low by gradients and states of"
     return (f"{what} {billions:.2f} billion weights; freeze_mm_modules freezes it",)
 

@@ -10,6 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.versions import newer
+from planner.units import GIB, GIGA
 
 FEWER = ("nf4", "nf4_dq", "int8")
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
@@ -22,21 +23,25 @@ FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
-GIB = 2.0**30
 
 
 def of_base(
-    given: Settings, trainer: str, model: ModelSpec | None, name: str, frozen: str, sharded: bool
+    given: Settings, trainer: str, model: ModelSpec | None, frozen: str, sharded: bool, everywhere: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:  # fmt: skip
-    """(options of the trainer, notes) of a job with adapters; ``sharded``: FSDP or ZeRO 3 load the base."""
+    """(options of the trainer, notes) of a job with adapters; ``sharded``: FSDP or ZeRO 3 load the base; ``everywhere``: adapters
+    are on all linear layers."""
     spec = spec_of(given, model)
     quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, sharded)
     notes = [*_of_tables(trainer, spec, frozen, casts)]
     if spec is None or not spec.is_moe or trainer == "unsloth":  # whose kernels have them as layers
         return {}, tuple(notes)
-    new = True if ONE_TENSOR.search(name) else _fuses(given) if not quantises else True
+    new = True if ONE_TENSOR.search(spec.name) else _fuses(given) if not quantises else True
     if new is False:
         return {"frozen_experts": "linear"}, tuple(notes)
+    if everywhere and not any(given.get(one) for one in PARAMETERS):
+        text = "experts are one tensor in transformers 5 and have no adapters, which the other linear layers have"
+        other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices"
+        notes.append(text + (other if new is None else ""))
     if frozen not in FEWER:
         return {}, tuple(notes)
     if quantises:
@@ -63,12 +68,12 @@ def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dic
     if not words or not rank:
         return {}, ()
     if not any(re.search("expert|gate_up_proj|down_proj", one) for one in words) or (spec is not None and not spec.is_moe):
-        return {}, (f"adapters on the tensors {named} are not priced: memory comes out too low",)
-    what = f"adapters on {named}: priced on gate and up together and on down of every expert"
+        return {}, (f"adapters on the tensors {named} (target_parameters) are not priced: memory comes out too low",)
+    what = f"adapters on {named} (target_parameters): priced on gate and up together and on down of every expert"
     if spec is not None:
         each = rank * (2.0 * spec.routed_size + spec.expert_ffn_size * spec.num_mlp_matrices)
         count = each * spec.num_experts * spec.num_moe_layers
-        what += f", {count / 1e9:.2f} billion weights"
+        what += f", {count / GIGA:.2f} billion weights"
     rest = spec is not None and (spec.shared_expert_ffn_size > 0 or spec.num_plain_layers > 0)
     beside = ", and on attention" + (", shared experts and dense layers" if rest else "")
     return {"expert_adapters": "on"}, (f"{what}{beside}",)
@@ -99,9 +104,8 @@ def spec_of(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
 
 def _fuses(given: Settings) -> bool | None:
     """Whether experts are one tensor, by the version of transformers; None = not known."""
-    text = given.said.setting("transformers") if given.said is not None else None
-    if text is not None and re.match(r"\d", str(text)):
-        return int(str(text).partition(".")[0]) >= FUSES[0]
+    if (said := re.match(r"\d{1,3}", str(given.get("transformers")))) is not None:
+        return int(said[0]) >= FUSES[0]
     return newer(given.path, "transformers", FUSES)
 
 

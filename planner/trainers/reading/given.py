@@ -15,7 +15,9 @@ ARGUMENTS = "ARGS"
 """Setting that holds the words a script is started with."""
 CONFIG_FILE = "config_file"
 """Setting that names the file of settings that a program reads."""
-NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS, CONFIG_FILE)
+WHICH_TRAINING = "which_training"
+"""The setting that says by its number which of several trainings of a script is meant."""
+NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS, CONFIG_FILE, WHICH_TRAINING)
 """Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
@@ -57,10 +59,6 @@ class OpenQuestionsError(PlannerError):
         said = "; ".join(str(one) for one in questions[:MOST_ASKED])
         more = f"; and {len(questions) - MOST_ASKED} more" if len(questions) > MOST_ASKED else ""
         super().__init__(f"{where} leaves open what decides time or memory; say {said}{more}")
-
-
-WHICH_TRAINING = "which_training"
-"""The setting that says by its number which of several trainings of a script is meant."""
 
 
 class OtherStepError(PlannerError):
