@@ -6,9 +6,13 @@ import pytest
 
 from planner.cost.state_dtypes import FROZEN_BYTES
 from planner.errors import PlannerError
+from planner.trainers.bundle.folder import make_bundle
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given
+from planner.trainers.targets import load_target
+from planner.trainers.transformers.training_run import front_end_refusals
 
 AXOLOTL = (
     "base_model: Qwen/Qwen3-30B-A3B\ndatasets: [{path: x, type: alpaca}]\nadapter: qlora\nload_in_4bit: true\nlora_r: 32\n"
@@ -156,3 +160,12 @@ def test_the_image_encoder_is_trained_with_the_rest(tmp_path: Path) -> None:
     text = AXOLOTL.replace("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3.5-27B").replace("adapter: qlora\nload_in_4bit: true\n", "")
     assert _note(_read(tmp_path, text), "the image encoder is trained too")
     assert not _note(_read(tmp_path, text + "freeze_mm_modules: true\n"), "image encoder")
+
+
+def test_axolotl_is_told_of_experts_and_their_adapters(tmp_path: Path) -> None:
+    found = _read(tmp_path, AXOLOTL + "quantize_moe_experts: true\n" + TENSORS)
+    job = ExportJob.of(to_plan(found, {"hardware": "h200"}))
+    text = make_bundle(load_target("axolotl"), job, "torchrun").files["axolotl.yaml"]
+    refused = front_end_refusals(job, "LLaMA-Factory")
+    assert [one.partition(":")[0] for one in refused] == ["option frozen_experts quantised", "option expert_adapters on"]
+    assert "quantize_moe_experts: true" in text and "mlp.experts.down_proj" in text
