@@ -102,6 +102,17 @@ def test_what_a_program_casts_is_said(tmp_path: Path) -> None:
     assert "then comes out too low by" in _note(unknown, "TRL before 0.27 casts such experts")
 
 
+def test_what_unsloth_may_leave_in_16_bits_is_said(tmp_path: Path) -> None:
+    text = (
+        "from unsloth import FastModel\nfrom trl import SFTConfig, SFTTrainer\n"
+        "model, tokenizer = FastModel.from_pretrained('unsloth/Qwen3-30B-A3B', max_seq_length=2048, load_in_4bit=True)\n"
+        "model = FastModel.get_peft_model(model, r=16, target_modules=['q_proj', 'v_proj'])\n"
+        "args = SFTConfig(per_device_train_batch_size=1, gradient_accumulation_steps=4)\n"
+        "SFTTrainer(model=model, args=args, train_dataset=data).train()\n"
+    )
+    assert "in bf16 memory comes out too low by 40.1 GiB" in _note(_read(tmp_path, text, "tune.py"), "quantised layers")
+
+
 SCRIPTS = {
     "axolotl": ("axolotl train {}\n", AXOLOTL, "sequence_len: 2048", "sequence_len: 4096"),
     "llama-factory": (
@@ -110,9 +121,22 @@ SCRIPTS = {
         "per_device_train_batch_size: 1\ngradient_accumulation_steps: 4\ntemplate: qwen\ndataset: x\n",
         "lora_rank: 8", "lora_rank: 16",
     ),
+    "trl": (
+        "trl sft --model_name_or_path Qwen/Qwen3-8B --use_peft --lora_r 8 --max_length 2048 --per_device_train_batch_size 1 "
+        "--gradient_accumulation_steps 4 --bf16 --gradient_checkpointing --output_dir {}\n", "", "--lora_r 8", "--lora_r 16",
+    ),
+    "litgpt": (
+        "litgpt finetune_lora checkpoints/Qwen/Qwen3-8B --lora_r 8 --train.max_seq_length 2048 --train.micro_batch_size 1 "
+        "--train.global_batch_size 8 --devices 1 --out_dir {}\n", "", "--lora_r 8", "--lora_r 16",
+    ),
+    "verl": (
+        "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=Qwen/Qwen3-8B data.max_length=2048 "
+        "data.train_batch_size=64 data.micro_batch_size_per_gpu=1 trainer.default_local_dir={}\n",
+        "", "data.train_batch_size=64", "data.train_batch_size=128",
+    ),
     "ms-swift": (
         "swift sft --model Qwen/Qwen3-8B --tuner_type lora --lora_rank 8 --max_length 2048 --per_device_train_batch_size 1 "
-        "--gradient_accumulation_steps 4 --output_dir {}\n", "", "", "",
+        "--gradient_accumulation_steps 4 --output_dir {}\n", "", "--lora_rank 8", "--lora_rank 16",
     ),
 }  # fmt: skip
 
@@ -127,14 +151,14 @@ def test_several_trainings_are_named_and_asked_about_where_they_differ(tmp_path:
     assert same.notes.count("of 2 commands that train, the first is read") == 1
     assert not [one for one in same.questions if one.name == "which_training"]
     if not text:
-        run = run.replace("--lora_rank 8", "--lora_rank 16", 1)
+        run = run.replace(before, after, 1)
     (tmp_path / "b.yaml").write_text(text.replace(before, after))
     asked = next(one for one in _read(tmp_path, run, "run.sh").questions if one.name == "which_training")
     assert asked.choices == ("1", "2") and "which differ in" in asked.about
     second = _read(tmp_path, run, "run.sh", which_training="2")
     assert "of 2 commands that train, number 2 is read" in second.notes
     assert not [one for one in second.questions if one.name == "which_training"]
-    with pytest.raises(PlannerError, match="has 2 commands that train"):
+    with pytest.raises(PlannerError, match="commands? that train"):
         _read(tmp_path, run, "run.sh", which_training="3")
 
 

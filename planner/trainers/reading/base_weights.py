@@ -33,8 +33,14 @@ def of_base(
     spec = spec_of(given, model)
     quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, sharded)
     notes = [*_of_tables(trainer, spec, frozen, casts)]
-    if spec is None or not spec.is_moe or trainer == "unsloth":  # whose kernels have them as layers
+    if spec is None or not spec.is_moe:
         return {}, tuple(notes)
+    count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
+    if trainer == "unsloth":  # whose uploads of gpt-oss have them as layers
+        low = count * (2.0 - FROZEN_BYTES.get(frozen, 2.0)) / GIB
+        text = "experts are priced as quantised layers; where one tensor holds them in bf16 memory comes out too low"
+        text += f" by {low:.1f} GiB"
+        return {}, (*notes, *([text] if frozen in FEWER and _fuses(given) is not False else []))
     new = True if ONE_TENSOR.search(spec.name) else _fuses(given) if not quantises else True
     if new is False:
         return {"frozen_experts": "linear"}, tuple(notes)
@@ -47,7 +53,6 @@ def of_base(
     if quantises:
         return {"frozen_experts": "quantised"}, tuple(notes)
     value, bytes_each = ("fp32", 4.0) if casts else ("half", 2.0)
-    count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
     why = f", which {PREPARES[0]} turns them into" if casts else ""
     fewer = f"{'8' if frozen == 'int8' else '4'} bits"
     text = f"experts are one tensor in transformers 5, which {fewer} do not reach: priced in {'fp32' if casts else 'bf16'}{why}"
