@@ -19,6 +19,7 @@ AXOLOTL = (
     "sequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\ngradient_checkpointing: true\nflash_attention: true\n"
     "lora_target_modules: [q_proj, k_proj, v_proj, o_proj]\n"
 )
+DENSE = AXOLOTL.replace("Qwen3-30B-A3B", "Qwen3-8B")
 TENSORS = "lora_target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]\n"
 EXPERTS = 48 * 128 * 3 * 2048 * 768
 """Weights of the experts of the model above."""
@@ -51,10 +52,13 @@ def _note(found: Reading, text: str) -> str:
 
 
 def test_experts_are_quantised_where_axolotl_is_told_so(tmp_path: Path) -> None:
-    plain, told = _read(tmp_path, AXOLOTL), _read(tmp_path, AXOLOTL + "quantize_moe_experts: true\n")
+    asked = _read(tmp_path, AXOLOTL).questions
+    assert [one.name for one in asked] == ["transformers"] and "94.1 GiB more" in asked[0].about
+    plain, told = _read(tmp_path, AXOLOTL, transformers="5"), _read(tmp_path, AXOLOTL + "quantize_moe_experts: true\n")
+    assert not plain.questions and "frozen_experts=linear" in _read(tmp_path, AXOLOTL, transformers="4").trainer
     assert "frozen_experts=fp32" in plain.trainer and "frozen_experts=quantised" in told.trainer
     assert _weights(plain) - _weights(told) == pytest.approx(EXPERTS * (4.0 - FROZEN_BYTES["nf4_dq"]), rel=1e-3)
-    assert "memory comes out too high by" in _note(plain, "one tensor in transformers 5") and not _note(told, "one tensor")
+    assert "priced in fp32" in _note(plain, "one tensor in transformers 5") and not _note(told, "one tensor")
 
 
 def test_experts_of_transformers_4_are_layers(tmp_path: Path) -> None:
@@ -163,14 +167,14 @@ def test_several_trainings_are_named_and_asked_about_where_they_differ(tmp_path:
 
 
 def test_moving_averages_are_one_question(tmp_path: Path) -> None:
-    text = AXOLOTL + "drift_ema_decay: 0.99\n"
+    text = DENSE + "drift_ema_decay: 0.99\n"
     asked = _read(tmp_path, text).questions
     assert [one.name for one in asked] == ["drift_ema_decay"] and asked[0].choices == ("false", "true")
     assert not _read(tmp_path, text, drift_ema_decay="false").questions
     with pytest.raises(PlannerError, match="drift_ema_decay decides memory"):
         _read(tmp_path, text, drift_ema_decay="true")
     with pytest.raises(PlannerError, match="use_ema decides memory"):
-        _read(tmp_path, AXOLOTL + "use_ema: true\n")
+        _read(tmp_path, DENSE + "use_ema: true\n")
 
 
 def test_a_checkpoint_in_mxfp4_is_named(tmp_path: Path) -> None:

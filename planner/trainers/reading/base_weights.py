@@ -8,6 +8,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.state_dtypes import FROZEN_BYTES
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
+from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.versions import newer
 from planner.units import GIB, GIGA
@@ -41,10 +42,11 @@ def of_base(
         text = "experts are priced as quantised layers; where one tensor holds them in bf16 memory comes out too low"
         text += f" by {low:.1f} GiB"
         return {}, (*notes, *([text] if frozen in FEWER and _fuses(given) is not False else []))
-    new = True if ONE_TENSOR.search(spec.name) else _fuses(given) if not quantises else True
+    on_tensors = any(given.get(one) for one in PARAMETERS)
+    new = True if ONE_TENSOR.search(spec.name) or quantises or on_tensors else _fuses(given)
     if new is False:
         return {"frozen_experts": "linear"}, tuple(notes)
-    if everywhere and not any(given.get(one) for one in PARAMETERS):
+    if everywhere and not on_tensors:
         text = "experts are one tensor in transformers 5 and have no adapters, which the other linear layers have"
         other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices"
         notes.append(text + (other if new is None else ""))
@@ -57,8 +59,9 @@ def of_base(
     fewer = f"{'8' if frozen == 'int8' else '4'} bits"
     text = f"experts are one tensor in transformers 5, which {fewer} do not reach: priced in {'fp32' if casts else 'bf16'}{why}"
     if new is None:
-        high = count * (bytes_each - FROZEN_BYTES[frozen]) / GIB
-        text += f"; in transformers 4 they are layers in {fewer}: memory comes out too high by {high:.1f} GiB; --set transformers=4"
+        more = count * (bytes_each - FROZEN_BYTES[frozen]) / GIB
+        about = f"its version: until 4 experts are layers in {fewer}, since 5 one tensor that is not quantised, {more:.1f} GiB more"
+        given.ask(Question(name="transformers", about=about, choices=("4", "5")))
     notes.append(text)
     if casts is None:
         notes.append(f"TRL before 0.27 casts such experts to fp32: memory then comes out too low by {2.0 * count / GIB:.1f} GiB")
