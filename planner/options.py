@@ -8,6 +8,7 @@ import numpy as np
 from planner import library
 from planner.assumption import Assumption
 from planner.cost.estimate import Estimate, estimate
+from planner.cost.state_dtypes import frozen_element
 from planner.layout import Layout, Schedule
 from planner.record import record
 from planner.rules import Job, runs_attention
@@ -36,6 +37,7 @@ def matters(option: str, workload: Workload, num_gpus: int) -> bool:
     """Whether an option can make a difference to a job, by what the table says that it needs."""
     given = {
         "experts": workload.model.is_moe, "adapters": workload.lora_rank > 0, "tensor": num_gpus > 1,
+        "bits": workload.lora_rank > 0 and frozen_element(workload) < workload.element,
         "fp8": workload.precision in LOW_PRECISIONS, "mxfp8": workload.precision == "mxfp8",
     }  # fmt: skip
     return all(given[need] for need in table()[option].needs)

@@ -234,7 +234,21 @@ class Kernels:
 
         [peft, target_modules; transformers 5, integrations/moe.py]
         """
-        return not self.separate_projections or bool({"grouped_gemm", "own_adapters"} & self.unfused)
+        return not self.separate_projections or bool({"grouped_gemm", "own_adapters", "linear_experts"} & self.unfused)
+
+    quantised_tensors = _named("unfused", "quantised_experts")
+    adapters_on_tensors = _named("unfused", "expert_adapters")
+    fp32_experts = _named("unfused", "fp32_experts")
+
+    @property
+    def adapted_experts(self) -> bool:
+        """Experts may have adapters, as layers or as tensors."""
+        return self.linear_experts or self.adapters_on_tensors
+
+    @property
+    def quantised_experts(self) -> bool:
+        """Experts lie in the bits of a frozen base."""
+        return self.linear_experts or self.quantised_tensors
 
     @property
     def saved_norm_bytes(self) -> float:

@@ -272,11 +272,13 @@ def test_a_masked_language_model_of_a_fork_of_torchtitan(tmp_path: Path) -> None
     assert (found.fields["tp"], found.fields["dp"], found.num_gpus) == (2, 8, 16)
 
 
-def test_a_moving_average_of_the_weights_is_refused(tmp_path: Path) -> None:
+def test_a_moving_average_is_asked_about_and_refused_where_it_is_of_the_weights(tmp_path: Path) -> None:
     text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\nbf16: true\ngradient_checkpointing: true\n"
     text += "ema_eta: 0.2\n"
+    asked = read(_script(tmp_path, text, "config.yaml"), None, Given(settings={"fsdp": "full_shard"}, num_gpus=8)).questions
+    assert [one.name for one in asked] == ["ema_eta"] and "second copy of the weights" in asked[0].about
     with pytest.raises(PlannerError, match="ema_eta decides memory"):
-        read(_script(tmp_path, text, "config.yaml"), None, Given(settings={"fsdp": "full_shard"}, num_gpus=8))
+        read(_script(tmp_path, text, "config.yaml"), None, Given(settings={"fsdp": "full_shard", "ema_eta": "true"}, num_gpus=8))
     plain = text.replace("ema_eta", "schema_path")
     assert read(_script(tmp_path, plain, "config.yaml"), None, Given(settings={"fsdp": "full_shard"}, num_gpus=8)).num_gpus == 8
 

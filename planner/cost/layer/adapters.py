@@ -18,12 +18,9 @@ ADAPTER_SCALE_BYTES = 4.0
 def adapted(shard: Shard, *names: str) -> bool:
     """One of these linear layers carries an adapter."""
     targets = LORA_TARGETS[shard.workload.lora_targets] or names
-    found = [name for name in names if name in targets and _is_linear(shard, name)]
+    kernels = shard.trainer.kernels
+    found = [name for name in names if name in targets and (kernels.adapted_experts or not name.startswith("experts"))]
     return shard.workload.lora_rank > 0 and bool(found)
-
-
-def _is_linear(shard: Shard, name: str) -> bool:
-    return shard.trainer.kernels.linear_experts or not name.startswith("experts")
 
 
 def own_input(shard: Shard) -> float:
@@ -49,7 +46,8 @@ def read_again(shard: Shard, *names: str) -> float:
 
 def pieces(shard: Shard, name: str) -> float:
     """Adapters of one linear layer: of query, key and value, and of gate and up, one each where those are layers of their own."""
-    if not shard.trainer.kernels.separate_projections:
+    kernels = shard.trainer.kernels
+    if not kernels.separate_projections or (name.startswith("experts") and not kernels.linear_experts):
         return 1.0
     if name == "qkv" and not shard.model.is_mla:
         return 2.0 if shard.workload.lora_targets == "qv" else 3.0
@@ -84,10 +82,27 @@ def adapters_of(
 def dequantise(shard: Shard, name: str, n: Number, k: Number, groups: Number, module: Module) -> list[Operator]:
     """A frozen weight in 4 or 8 bits is read and written in half precision before the product of each pass: n k (q + w) bytes.
 
-    Nothing of it is kept: the backward pass does it again.  [bitsandbytes, autograd/_functions.py: MatMul4Bit; torchao,
-    nf4tensor.py: LinearNF4]
+    So are experts in fp32 beside such a base. Nothing of it is kept: the backward pass does it again.
+    [bitsandbytes, autograd/_functions.py: MatMul4Bit; torchao, nf4tensor.py: LinearNF4]
     """
-    if not dequantised(shard.workload) or not _is_linear(shard, name):
+    kernels, lies = shard.trainer.kernels, frozen_element(shard.workload)
+    if name.startswith("experts") and not kernels.quantised_experts:
+        lies = 4.0 if kernels.fp32_experts else shard.element
+    if not dequantised(shard.workload) or lies == shard.element:
         return []
-    moved = np.ones_like(shard.tp) * n * k * groups * (frozen_element(shard.workload) + shard.element)
+    moved = np.ones_like(shard.tp) * n * k * groups * (lies + shard.element)
     return [MemoryBound(name=f"{name}_dequantise", kind="quantize", forward=moved, backward=moved, module=module)]
+
+
+def brought_experts(shard: Shard) -> Number:
+    """Experts of a layer that one tensor holds, brought to half precision together, both passes long; with adapters on tensors what
+    these add to gate and up, in their own dtype.  [torch, parametrize: cached; peft, ParamWrapper: get_delta_weight]"""
+    workload, trainer = shard.workload, shard.trainer
+    kernels, model = trainer.kernels, workload.model
+    alone = dequantised(workload) and (kernels.quantised_tensors or kernels.fp32_experts)
+    adapted = workload.lora_rank > 0 and workload.lora_targets == "all" and kernels.adapters_on_tensors
+    each = model.num_experts * float(model.routed_size) * model.expert_ffn_size / (shard.ep * shard.etp)
+    matrices = model.num_mlp_matrices
+    whole, added = matrices * workload.element, (matrices - 1) * trainer.stored.weight_bytes
+    found: Number = each * (whole * (alone or adapted) + added * adapted)
+    return found

@@ -39,6 +39,7 @@ backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.adapters import brought_experts
 from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
 from planner.cost.memory.states import StageBytes, copied_shard, record_stream_held, stage_output_bytes
@@ -122,9 +123,8 @@ def shape_parts(
     has_moe = stages.moe.T > 0
     transient, forward = (np.broadcast_to(one, has_moe.shape) for one in (transient, forward))
     if model.is_moe:
-        copies = shard.expert_rows * model.routed_size * e
-        wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
-        moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
+        copies, wide = shard.expert_rows * model.routed_size * e, shard.expert_rows * model.expert_ffn_size / shard.etp * e
+        moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide) + brought_experts(shard)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
         copied = np.where(shard.ep > 1, 4.0, 1.0) * copies
         waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T

@@ -282,11 +282,12 @@ def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None)
     attention += (model.attention_output_size + h) * (targets != "qkv")
     mixer = attends * attention + (linear * (2.0 * h + own.input_size + own.value_size) if own and targets == "all" else 0.0)
 
-    def mlp(width: float, outer: float = h) -> float:
-        return mlps * (pairs * outer + matrices * width + width + outer) * (targets == "all" and width > 0)
+    def mlp(width: float, outer: float = h, each: float = pairs) -> float:
+        return mlps * (each * outer + matrices * width + width + outer) * (targets == "all" and width > 0)
 
-    routed = mlp(float(model.expert_ffn_size), float(model.routed_size))
-    routed *= kernels is None or kernels.linear_experts
+    joined = kernels is not None and not kernels.linear_experts  # gate and up in one tensor
+    routed = mlp(float(model.expert_ffn_size), float(model.routed_size), 1.0 if joined else pairs)
+    routed *= kernels is None or kernels.adapted_experts
     experts = routed * model.num_experts / (column(layout.ep) * column(layout.etp))
     return mixer, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
 
@@ -347,7 +348,9 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
         return np.full((1, 1), each), np.full((1, 1), each)
     linear, other = frozen_element(workload), frozen_other(workload)
     linear = linear + copies * (workload.frozen_weights not in RUNS_AS_IT_LIES)
-    return share * linear + (1.0 - share) * other, np.full((1, 1), linear if trainer.kernels.linear_experts else other)
+    kernels, fewer = trainer.kernels, frozen_element(workload) < other
+    expert = linear if kernels.quantised_experts else 4.0 if kernels.fp32_experts and fewer else other
+    return share * linear + (1.0 - share) * other, np.full((1, 1), expert)
 
 
 def gathered_at_once(most: int, layout: Layout, weights: Floats, ends: Floats) -> Floats:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
-from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, require_modelled
-from planner.trainers.reading import fine_tuning
+from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, of_images, require_modelled
+from planner.trainers.reading import base_weights, fine_tuning
 from planner.trainers.reading.accelerate_file import accelerate_named
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
@@ -28,7 +28,7 @@ QUIET = re.compile(
     r"|curriculum_sampling|save_first_step|total_num_tokens|fsdp|fsdp_version|gradient_checkpointing_kwargs.*|hf_use_auth_token|float16"
     r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.(dispatch_batches|even_batches|use_seedable_sampler|non_blocking|gradient_accumulation_kwargs.*)|use_wandb|eta_min|revision_of_model"
     r"|flash_attention|bfloat16|fp16|image_\w+|rl|ddp_\w+|batch_flattening|device_map|type_of_model|bnb_config_kwargs.*"
-    r"|quantize_moe_experts|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
+    r"|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
 USUAL_LENGTH = 512
@@ -97,6 +97,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     # batch_size is that of a rank: its accumulation is batch_size // micro_batch_size  [utils/config, normalize_config]
     steps = steps or max((given.number("batch_size") or 1) // (micro or 1), 1)
     split, cut = _parallel(given, found, num_gpus)
+    known = named_model(_model(given), given.path)[0]
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=_model(given), micro_batch_size=micro or 1, accumulation=steps,
         sequence_length=length or USUAL_LENGTH, precision=precision, half_weights=precision in ("bf16", "fp8"),
@@ -112,6 +113,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
             *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
+            *of_images(given, base_weights.spec_of(given, known)),
         ),
     ))  # fmt: skip
 
@@ -163,7 +165,7 @@ def _offload_notes(given: Settings, offload: bool) -> tuple[str, ...]:
 
 
 def _targets(given: Settings) -> str:
-    named, everything = given.first("lora_target_modules", "lora_target_parameters"), given.flag("lora_target_linear")
+    named, everything = given.get("lora_target_modules"), given.flag("lora_target_linear")
     return "all" if everything or named is None else adapter_targets(named)
 
 

@@ -4,8 +4,10 @@
 import re
 
 from planner.errors import PlannerError
+from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
+from planner.units import GIGA
 
 FOREIGN = {
     **dict.fromkeys(("relora", "relora_steps"), "restarts of adapters"),
@@ -40,7 +42,6 @@ SAID_ELSEWHERE = {
     "s2_attention": "priced as whole attention: time comes out too long",
     "peft_trainable_token_indices": "not priced: the rows that are trained beside adapters are few",
     "lora_rank_pattern": "not priced: all adapters have lora_r",
-    "lora_target_parameters": "priced as adapters on the linear layers and experts that lora_targets names",
     "lora_model_dir": "adapters go on from there, and its rank and targets count where they are others",
     **dict.fromkeys(("gpu_memory_limit", "max_memory"), "not priced: the model is taken to fit into it"),
     "auto_find_batch_size": "micro_batch_size is smaller where memory runs out",
@@ -88,6 +89,15 @@ def require_modelled(given: Settings) -> None:
     kind = f"{given.get('model_type', '')} {given.get('type_of_model', '')}"
     if re.search(r"For(Sequence|Token)Classification", kind):
         raise PlannerError(f"{given.where('model_type')} is {kind.strip()[:80]}: a classifier is no language model")
+
+
+def of_images(given: Settings, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about the image encoder, which is trained with all else unless it is frozen by name.  [axolotl, train.py]"""
+    if model is None or model.vision is None or given.get("adapter") or given.flag("freeze_mm_modules"):
+        return ()
+    billions = model.vision.parameters / GIGA
+    what = "the image encoder is trained too, and priced frozen: memory comes out too low by gradients and states of"
+    return (f"{what} {billions:.2f} billion weights; freeze_mm_modules freezes it",)
 
 
 def notes(given: Settings) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from planner.trainers.reading.given import (
 )
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.several import compared
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
 
@@ -163,6 +164,7 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
         if said.questions and not isinstance(error, OtherMachineError):
             ask(str(path), said.questions)
         raise
+    found = compared(path, reader, said, found)
     return dataclasses.replace(found, questions=tuple(_once([*said.questions, *found.questions])))
 
 

@@ -17,7 +17,6 @@ SAYS = {
     "label_smoothing_factor": "label smoothing keeps another copy of the scores in fp32: memory comes out too low",
     "rank_pattern": "rank_pattern gives some adapters another rank, which are priced with that of the others",
     "exclude_modules": "exclude_modules leaves layers without adapters, which are priced with them where their names are targets",
-    "target_parameters": "adapters on target_parameters (the weights of experts) are not priced",
     "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
     "trainable_token_indices": "rows of the embedding that are trained (trainable_token_indices) are not priced",
 }  # fmt: skip

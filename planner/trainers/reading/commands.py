@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading.accelerate_file import accelerate, of_accelerate
-from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, WHICH_TRAINING, Given, Question, ask
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, preset
@@ -79,17 +79,33 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
         found = known or [(one, _batch_place(one)) for one in batches] or [one for one in found if _may_train(one[0].words[one[1]])]
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
-    first, place = found[0]
-    differ = [one for one, at in found[1:] if one.words[at:] != first.words[place:]]
+    said.trainings[:] = [" ".join(one.words[at:]) for one, at in found]
+    first, place = found[which_training(path, said) - 1]
+    differ = [] if said.setting(WHICH_TRAINING) else [one for one, at in found[1:] if one.words[at:] != first.words[place:]]
     waiting = next((name for one in (first, *differ) for name in one.under if name), None)
     if differ and waiting:
         about = f"which of the {len(found)} trainings of the script it starts"
         ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
-    notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
     if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) or roots(word) for word in first.words[place + 1 :]):
         raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
     _as_it_runs(script, first)
-    return _launch(path, first.words, place, script, notes, said)
+    return _launch(path, first.words, place, script, note_of_several(said), said)
+
+
+def which_training(path: Path, said: Given) -> int:
+    """The number of the command that is read, of those that train. Raises PlannerError."""
+    text = said.setting(WHICH_TRAINING)
+    number = 1 if text is None else _count(text) or 0
+    if not 0 < number <= len(said.trainings):
+        raise PlannerError(f"--set {WHICH_TRAINING}={shown(text)}: {path} has {len(said.trainings)} commands that train")
+    return number
+
+
+def note_of_several(said: Given) -> tuple[str, ...]:
+    """Note that a script has several commands that train."""
+    which = said.settings.get(WHICH_TRAINING)
+    what = "the first" if which is None else f"number {which}"
+    return (f"of {len(said.trainings)} commands that train, {what} is read",) if len(said.trainings) > 1 else ()
 
 
 def _as_it_runs(script: Script, command: Command) -> None:

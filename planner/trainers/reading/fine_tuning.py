@@ -1,5 +1,6 @@
 """What all front ends of Hugging Face's Trainer share: batches, adapters, dtypes and sharding become one reading."""
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -7,13 +8,17 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
+from planner.trainers.reading import base_weights
+from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
 from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.values import not_priced, quotient
@@ -145,26 +150,40 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
-    plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
+    tensors, apart = _of_tensors(job, model, frozen)
+    # unsloth may give tensors adapters of its own
+    plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
-    noted = (*noted, *low)
+    noted = (*noted, *low, *apart)
     known = _options(trainer)
-    options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
+    options = {name: value for name, value in {**job.options, **tensors}.items() if value in known.get(name, ())}
     if not job.lora_rank:
         options.pop("adapter_dropout", None)
     result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
-        lora_targets="all" if not job.lora_rank else "attention" if single else job.lora_targets,
+        lora_targets="all" if not job.lora_rank or "expert_adapters" in tensors else "attention" if single else job.lora_targets,
         lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
-    _require_priced(result, job.given)
-    return result
+    waits = second_copies(job.given, result.unread)
+    _require_priced(result, job.given, [one.name for one in waits])
+    return dataclasses.replace(result, questions=(*result.questions, *waits[:1]))
+
+
+def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options of the trainer, notes) about frozen weights and adapters of what is no linear layer."""
+    stored = base_weights.stored_in_fewer(job.given, model, str(job.model or ""), frozen if job.lora_rank else "bf16")
+    if not job.lora_rank:
+        return {}, stored
+    sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
+    of_base = base_weights.of_base(job.given, job.trainer, model, frozen, sharded, job.lora_targets == "all")
+    adapted = base_weights.on_experts(job.given, model, job.lora_rank)
+    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *adapted[1])
 
 
 def _splits_batches(given: Settings) -> bool:
@@ -179,12 +198,16 @@ _FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
 """Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""
 
 
-def _require_priced(reading: Reading, given: Settings) -> None:
-    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words, and stays."""
+def _require_priced(reading: Reading, given: Settings, asked: Sequence[str]) -> None:
+    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words, and stays; not for those that
+    are ``asked`` for."""
     names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
     said = given.said
-    wrong = [one for one in wrong if said is None or str(said.setting(one)).lower() not in ("false", "null", "0")]
+    off = ("false", "null", "0")
+    settled = said is not None and any(COPIES.fullmatch(one.lower()) and str(said.setting(one)).lower() in off for one in wrong)
+    wrong = [one for one in wrong if one not in asked and not (settled and COPIES.fullmatch(one.lower()))]
+    wrong = [one for one in wrong if said is None or str(said.setting(one)).lower() not in off]
     if wrong:
         raise not_priced(str(given.path), wrong, wrong)
 

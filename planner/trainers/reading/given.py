@@ -15,7 +15,9 @@ ARGUMENTS = "ARGS"
 """Setting that holds the words a script is started with."""
 CONFIG_FILE = "config_file"
 """Setting that names the file of settings that a program reads."""
-NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS, CONFIG_FILE)
+WHICH_TRAINING = "which_training"
+"""The setting that says by its number which of several trainings of a script is meant."""
+NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS, CONFIG_FILE, WHICH_TRAINING)
 """Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
@@ -85,6 +87,8 @@ class Given:
     """What a reader has met that is still to be asked, so that one sentence asks for all of it."""
     choices: dict[str, list[str]] = field(default_factory=dict)
     """Values that a script itself has for a variable that it leaves open."""
+    trainings: list[str] = field(default_factory=list)
+    """Commands of a script that train, in the order of the script, where it has several."""
 
     def setting(self, name: str) -> str | None:
         """The text that is given for a name, which counts as taken then."""

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from planner.trainers.reading.base_weights import PREPARES
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open
@@ -27,7 +28,7 @@ def _other_bits(script: Script) -> dict[str, Any] | None:
             return {f"load_in_{count}bit": True} if count in (4, 8) else {"load_in_8bit": gap(["load_in_8bit"])}
     for call in script.calls(*OTHER_QUANTISERS):
         if script.keywords(call).get("dequantize") is True:  # of a checkpoint that lies in 4 bits
-            return {}
+            return {"dequantize": True}
         return {"load_in_4bit": gap(["load_in_4bit"]), "load_in_8bit": gap(["load_in_8bit"])}
     return None
 
@@ -43,6 +44,7 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     if words.get("use_flash_attention_2") is True:  # before transformers 4.36
         found.setdefault("attn_implementation", "flash_attention_2")
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
+    found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
     if bits is None and given is not None and (other := _other_bits(script)) is not None:
         return found | other

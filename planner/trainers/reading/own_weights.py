@@ -1,15 +1,16 @@
 """Which weights a program trains or holds: parts of a model that it freezes itself, where it makes no adapters, and a model of
-its own for reference, where it makes some."""
+its own for reference, where it makes some; and moving averages, which may be of the weights."""
 
 import ast
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planner.errors import shown
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
+from planner.trainers.reading.settings import Settings
 
 ADAPTED = ("LoraConfig", "get_peft_model", "prepare_model_for_kbit_training")
 """Calls after which all but adapters is frozen, which is what adapters mean."""
@@ -79,3 +80,17 @@ def _said(node: ast.Assign | ast.Expr) -> tuple[ast.expr, ast.expr] | None:
     if not isinstance(call, ast.Call) or last_name(call.func) != f"{NAME}_" or not call.args:
         return None
     return getattr(call.func, "value", call), call.args[0]
+
+
+COPIES = re.compile(r"(\w+_)?ema(_\w+)?")
+"""Words of a moving average: of the weights, which is a second copy of them, or of a loss or a metric."""
+
+
+def second_copies(given: Settings, unread: Sequence[str]) -> list[Question]:
+    """What is asked about moving averages that are no switch which is on: whether they are of the weights, one for each."""
+    found = [one.partition(" = ") for one in unread]
+    named = [name for name, _, value in found if COPIES.fullmatch(name.lower()) and value not in ("True", "False", "None")]
+    if given.said is None or any(given.said.setting(one) is not None for one in named):
+        return []
+    about = "whether it keeps a second copy of the weights, which is not priced, or averages something else"
+    return [Question(name=one, about=about, choices=("false", "true")) for one in named]

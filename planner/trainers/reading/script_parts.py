@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.trainers.reading.base_weights import PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name
@@ -64,8 +65,6 @@ def _never_made(script: Script) -> set[int]:
 
 LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
 """Variables that scripts keep the length of a sequence in."""
-PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
-"""Of PEFT, the second before its version 0.10.  [peft, utils/other.py]"""
 CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
 
 

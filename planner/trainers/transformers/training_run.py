@@ -116,7 +116,20 @@ def front_end_refusals(job: ExportJob, name: str) -> list[str]:
     if job.workload.frozen_weights in QUANTISED:
         said.add(f"frozen_weights {job.workload.frozen_weights}")
     said.add("objective dpo")
-    return [*found, *(one for one in back_end(job).refusals(job) if one.split(":")[0] not in said)]
+    return [*found, *_of_experts(job, name), *(one for one in back_end(job).refusals(job) if one.split(":")[0] not in said)]
+
+
+def _of_experts(job: ExportJob, name: str) -> list[str]:
+    """Options about experts under adapters that a front end does not write."""
+    work, trainer = job.workload, job.trainer
+    if not work.lora_rank or not work.model.is_moe:
+        return []
+    found = []
+    if (value := trainer.option("frozen_experts")) == "linear" or (value == "quantised" and name != "axolotl"):
+        found.append(f"option frozen_experts {value}: the export to {name} has experts as transformers 5 has them; choose half")
+    if trainer.option("expert_adapters") == "on" and name != "axolotl":
+        found.append(f"option expert_adapters on: the export to {name} writes adapters on linear layers alone; choose off")
+    return found
 
 
 def smoke_data(job: ExportJob) -> str:
