@@ -52,11 +52,13 @@ def setting_of_a_fork(name: str, trainer: str, without: str = "false") -> Questi
 class OpenQuestionsError(PlannerError):
     """A configuration that needs answers before it is a plan."""
 
-    def __init__(self, where: str, questions: Sequence[Question]) -> None:
-        self.questions = tuple(questions)
+    def __init__(self, where: str, questions: Sequence[Question], refused: Sequence[str] = (), settles: Sequence[Question] = ()) -> None:
+        """``refused``: sentences that say what is not priced, whose words ``settles`` asks for."""
+        self.questions = (*settles, *questions)
         said = "; ".join(str(one) for one in questions[:MOST_ASKED])
         more = f"; and {len(questions) - MOST_ASKED} more" if len(questions) > MOST_ASKED else ""
-        super().__init__(f"{where} leaves open what decides time or memory; say {said}{more}")
+        asked = f"{where} leaves open what decides time or memory; say {said}{more}" if questions else ""
+        super().__init__("; ".join([*refused, *[asked] * bool(asked)]))
 
 
 class OtherStepError(PlannerError):
