@@ -152,10 +152,13 @@ def _spec(model: Any) -> ModelSpec:
 
 
 def _needed(name: str, reading: Reading) -> Question:
-    if name == "model" and reading.model_name:
-        about = f"{reading.model_name} is no preset: its name on the hub, its config.json, or a preset that is like it"
-        return dataclasses.replace(NEEDED[name], about=about)
-    return NEEDED[name]
+    return model_asked(reading.model_name) if name == "model" else NEEDED[name]
+
+
+def model_asked(name: str) -> Question:
+    """What is asked for a model: by the name that the configuration gives it, which is no preset; '' = it gives none."""
+    about = f"{name} is no preset: its name on the hub, its config.json, or a preset that is like it"
+    return dataclasses.replace(MODEL, about=about) if name else MODEL
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:

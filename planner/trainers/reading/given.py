@@ -52,7 +52,9 @@ def setting_of_a_fork(name: str, trainer: str, without: str = "false") -> Questi
 class OpenQuestionsError(PlannerError):
     """A configuration that needs answers before it is a plan."""
 
-    def __init__(self, where: str, questions: Sequence[Question], refused: Sequence[str] = (), settles: Sequence[Question] = ()) -> None:
+    def __init__(
+        self, where: str, questions: Sequence[Question], refused: Sequence[str] = (), settles: Sequence[Question] = ()
+    ) -> None:
         """``refused``: sentences that say what is not priced, whose words ``settles`` asks for."""
         self.questions = (*settles, *questions)
         said = "; ".join(str(one) for one in questions[:MOST_ASKED])

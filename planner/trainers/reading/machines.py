@@ -21,8 +21,10 @@ _VALUE = re.compile(
 _SWITCH = re.compile(rf"(?im)^[^#\n]{{0,200}}?\b(?:use_)?({_ANY})(?:_device)?[\"']?[ \t]*[:=][ \t]*[\"']?true\b")
 """use_xpu: true, xla: true."""
 _SIGNS = (
-    ("tpu", r"^\s*(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w*Config\b|^\[tpu\w*\]|\buse_splash_attention\w*\s*=\s*true|\bPJRT_DEVICE=TPU"),
-    ("npu", r"^(?:import|from) +torch_npu\b|^\s*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S*set_env|^(?!\s*#).*--distributed-backend[ =]hccl"),
+    ("tpu", r"^\s*(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w*Config\b|^\[tpu\w*\]|\buse_splash_attention\w*\s*=\s*true"
+            r"|\bPJRT_DEVICE=TPU"),
+    ("npu", r"^(?:import|from) +torch_npu\b|^\s*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S*set_env"
+            r"|^(?!\s*#).*--distributed-backend[ =]hccl"),
     ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true|^\s*(?:export +)?PT_HPU_\w+="),
     ("xpu", r"^\s*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^\s*(?:export +)?NEURON_\w+="),
