@@ -15,7 +15,7 @@ from planner.trainers.reading.given import Question
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
-from planner.trainers.reading.values import not_priced, quotient
+from planner.trainers.reading.values import not_priced, quotient, switch_of
 from planner.workload import LORA_WHOLE
 
 OPTIMIZERS = {
@@ -187,6 +187,7 @@ def _require_priced(reading: Reading, given: Settings) -> None:
     """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words, and stays."""
     names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    wrong = [one for one in wrong if (switch_of(one, given.data) or (one, True))[1]]
     said = given.said
     wrong = [one for one in wrong if said is None or str(said.setting(one)).lower() not in ("false", "null", "0")]
     if wrong:
@@ -223,8 +224,19 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
         return ()
     tables = sorted({str(one) for one in words if TABLES.search(str(one))})
     notes = [adapters_on_tables(tables)]
+    notes = notes * (bool(tables) and trained_whole(job.given) == "none") + _of_no_layer(job.given)
     more = () if job.given.flag("lora_target_linear") else layers_beside(words, job.lora_targets)
-    return (*(notes * (bool(tables) and trained_whole(job.given) == "none")), *more)
+    return (*notes, *more)
+
+
+def _of_no_layer(given: Settings) -> list[str]:
+    """Note about names of what is trained as a whole beside adapters that are neither a table nor a layer known here."""
+    said = [(name, given.get(name)) for name in TRAINED_WHOLE]
+    words = {name: value if isinstance(value, list) else re.split(r"[,\s]+", str(value or "")) for name, value in said}
+    own = {name: [str(one) for one in some if one and not re.search("embed|wte|lm_head|output_layer", str(one))]
+           for name, some in words.items()}  # fmt: skip
+    what = "no layer known here, trained as a whole where the model has it: not in the plan, memory comes out too low by it"
+    return [f"{name} {shown(', '.join(some[:8]))}: {what}" for name, some in own.items() if some]
 
 
 def layers_beside(words: list[Any], targets: str) -> tuple[str, ...]:
