@@ -176,7 +176,8 @@ class _Module:
         """Parts of the configuration of a training that torchtitan does not have."""
         own = {name: node for name, node in given.items() if name not in PARTS}
         tables = {name: {one.arg: self.constant(one.value) for one in node.keywords if one.arg}
-                  for name, node in own.items() if isinstance(node, ast.Call)}  # fmt: skip
+                  for name, node in own.items() if isinstance(node, ast.Call)
+                  and not any(one.arg in PARTS for one in node.keywords)}  # fmt: skip
         asked, notes = of_foreign_tables(tables, [name for name in tables if tables[name]], self.said)
         self.open += [one for one in asked if one.name not in [other.name for other in self.open]]
         found["other"]["notes"] += notes
