@@ -160,3 +160,40 @@ def test_adapters_of_a_builder_of_its_own(tmp_path: Path) -> None:
     assert [one.choices for one in found.questions] == [("torchtune.models.llama3.lora_llama3_8b",)]
     found = _read(tmp_path, "a.yaml", TUNE.replace("RANK", "16"), 2, model___component_="torchtune.models.llama3.lora_llama3_8b")
     assert (found.lora_rank, found.lora_targets, found.questions) == (16, "qv", ())
+
+
+MEGATRON = """
+torchrun --nproc_per_node $GPUS pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 16 --seq-length $LENGTH \\
+  --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 --own-teacher-model x \\
+  --tokenizer-type NullTokenizer
+"""
+PROGRAM = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from own import TwinLoraConfig, twin_model
+
+model = twin_model(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-1.5B"), TwinLoraConfig(r=8))
+Trainer(model=model, args=TrainingArguments(output_dir="x", bf16=True), train_dataset=rows).train()
+"""
+NEMO = """
+from nemo import lightning as nl
+from nemo.collections import llm
+from own import TwinLoRA
+
+if __name__ == "__main__":
+    trainer = nl.Trainer(devices=8, strategy=nl.MegatronStrategy(tensor_model_parallel_size=2))
+    data = llm.SquadDataModule(seq_length=2048, micro_batch_size=1, global_batch_size=8)
+    llm.finetune(model=llm.LlamaModel(llm.Llama3Config8B()), data=data, trainer=trainer, peft=TwinLoRA(dim=8))
+"""
+
+
+def test_refusals_of_megatron_come_with_what_is_open(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match="own-teacher-model decides memory or degrees and is not priced") as error:
+        _read(tmp_path, "a.sh", MEGATRON)
+    assert {"own_teacher_model", "LENGTH"} <= set(_asked(error))
+
+
+def test_adapters_of_a_class_of_its_own_are_never_dropped(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="peft is 'twinlora', which is not modelled"):
+        _read(tmp_path, "b.py", NEMO)
+    found = _read(tmp_path, "a.py", PROGRAM, 1)
+    assert {"use_peft", "lora_r", "lora_target_modules"} <= {one.name for one in found.questions}
