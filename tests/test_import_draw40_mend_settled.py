@@ -87,7 +87,7 @@ def test_a_refusal_that_nothing_settles_comes_first(tmp_path: Path) -> None:
 
 def test_a_table_of_a_fork_that_is_off_is_left_alone(tmp_path: Path) -> None:
     for table in ("[lora]\nuse_lora = false\nddp = true", "[lora]\nrank = 0\nalpha = 8", "[peft]\nenabled = false\nrank = 8",
-                  "[loss_kernel]\nactive = false\nblock = 8"):  # fmt: skip
+                  "[loss_kernel]\nactive = false\nblock = 8", "[model.moe]\nenabled = false\nexperts = 8"):  # fmt: skip
         found = _read(tmp_path, "a.toml", f"{TITAN}{table}\n", 8)
         assert not found.questions and found.fields["micro_batch_size"] == 2 and found.model_name == "own_net 3B"
 

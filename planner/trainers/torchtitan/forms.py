@@ -112,7 +112,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
     _renamed(found, dict(experimental or {}))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
-    own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    inner = {name: value for name, value in _table(data, "model").items() if isinstance(value, Mapping) and not is_off(name, value)}
+    own = [f"model.{name}" for name in inner]
     wrong = [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]  # other layers
     wrong += [one for one in foreign if ADAPTERS.search(one) and not is_off(one, data[one])]
     if wrong:
