@@ -136,7 +136,8 @@ def test_other_machines_are_said(tmp_path: Path, name: str, text: str, machine: 
 
 
 def test_gpus_are_no_other_machine(tmp_path: Path) -> None:
-    for name, text in (("a.toml", TITAN), ("a.yaml", f"{FACTORY}use_mps_device: false\n# device: npu\n")):
+    for name, text in (("a.toml", TITAN), ("a.yaml", f"{FACTORY}use_mps_device: false\n# device: npu\n"),
+                       ("a.py", f"if is_torch_xla_available():\n    import torch_xla\n{PROGRAM}")):  # fmt: skip
         assert not any("stand-in" in one for one in _read(tmp_path, name, text, 8).notes)
 
 

@@ -12,7 +12,7 @@ NAMES = {
 }  # fmt: skip
 """Words of folders and of values -> the machines that they are of."""
 _ANY = "|".join(NAMES)
-_FOLDER = re.compile(rf"(?i)(?:^|[_\W])({_ANY})(?:$|[_\W]|\d)")
+_FOLDER = re.compile(r"(?i)(?:^|[_\W])(tpu|npu|ascend|xpu|hpu|gaudi|habana|mps|trainium)(?:$|[_\W]|\d)")
 _VALUE = re.compile(
     rf"(?im)^[^#\n]{{0,200}}?(?:device|backend|accelerator|platform|distributed_type)(?:_?type)?[\"']?[ \t]*(?::|=|[ \t])[ \t]*"
     rf"[\"']?(?:multi_)?({_ANY})\b(?![^\n]*\bif\b)"
@@ -21,13 +21,13 @@ _VALUE = re.compile(
 _SWITCH = re.compile(rf"(?im)^[^#\n]{{0,200}}?\b(?:use_)?({_ANY})(?:_device)?[\"']?[ \t]*[:=][ \t]*[\"']?true\b")
 """use_xpu: true, xla: true."""
 _SIGNS = (
-    ("tpu", r"^\s*(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w*Config\b|^\[tpu\w*\]|\buse_splash_attention\w*\s*=\s*true"
+    ("tpu", r"^(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w{0,60}Config\b|^\[tpu\w*\]|\buse_splash_attention\w{0,40}[ \t]*=[ \t]*true"
             r"|\bPJRT_DEVICE=TPU"),
-    ("npu", r"^(?:import|from) +torch_npu\b|^\s*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S*set_env"
-            r"|^(?!\s*#).*--distributed-backend[ =]hccl"),
-    ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true|^\s*(?:export +)?PT_HPU_\w+="),
-    ("xpu", r"^\s*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
-    ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^\s*(?:export +)?NEURON_\w+="),
+    ("npu", r"^(?:import|from) +torch_npu\b|^[ \t]*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S{0,100}set_env"
+            r"|^(?![ \t]*#).*--distributed-backend[ =]hccl"),
+    ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true|^[ \t]*(?:export +)?PT_HPU_\w+="),
+    ("xpu", r"^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
 """What only files of these machines have: modules, classes, variables of their runtimes."""
 MOST_PARTS = 5
