@@ -21,11 +21,12 @@ _VALUE = re.compile(
 _SWITCH = re.compile(rf"(?im)^[^#\n]{{0,200}}?\b(?:use_)?({_ANY})(?:_device)?[\"']?[ \t]*[:=][ \t]*[\"']?true\b")
 """use_xpu: true, xla: true."""
 _SIGNS = (
-    ("tpu", r"^(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w{0,60}Config\b|^\[tpu\w*\]|\buse_splash_attention\w{0,40}[ \t]*=[ \t]*true"
-            r"|\bPJRT_DEVICE=TPU"),
+    ("tpu", r"^(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w{0,60}Config\b|^\[tpu\w*\]"
+            r"|\buse_splash_attention\w{0,40}[ \t]*=[ \t]*true|\bPJRT_DEVICE=TPU"),
     ("npu", r"^(?:import|from) +torch_npu\b|^[ \t]*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S{0,100}set_env"
             r"|^(?![ \t]*#).*--distributed-backend[ =]hccl"),
-    ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true|^[ \t]*(?:export +)?PT_HPU_\w+="),
+    ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
+            r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
     ("xpu", r"^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
