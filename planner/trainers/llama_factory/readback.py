@@ -18,7 +18,7 @@ from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.sharding import Sharding
-from planner.trainers.reading.values import read_text
+from planner.trainers.reading.values import read_text, switch_of
 
 OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
 NO_REFERENCE = ("orpo", "simpo")
@@ -149,7 +149,7 @@ def parse(
     cut = own_arguments.length(given, length or _own_length(given.path) or LENGTH)
     if megatron_adapter.over_megatron(given):
         over = megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
-        return dataclasses.replace(over, questions=(*over.questions, *_of_a_fork(over.unread)))
+        return dataclasses.replace(over, questions=(*over.questions, *_of_a_fork(given, over.unread)))
     if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
         raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid, hinge and ipo are")
     half, single = given.flag("pure_bf16"), given.flag("bf16")
@@ -184,21 +184,29 @@ def parse(
         notes=(*own_arguments.notes(given, objective, kind == "lora", split.kind), *sliced),
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(reading.unread)))
+    return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(given, reading.unread)))
 
 
-def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
+def _of_a_fork(given: Settings, unread: tuple[str, ...]) -> list[Question]:
     """What is asked about switches that nobody reads, and about words that LLaMA-Factory does not have, which its parser takes in a
-    fork alone: they are losses and metrics, or steps and layers."""
-    known, found = known_arguments(), []
+    fork alone: they are losses and metrics, or steps and layers. Words of one switch are asked about by it, unless it is off."""
+    known = known_arguments()
+    found: dict[str, list[str]] = {}
     for one in unread:
         name, _, value = one.partition(" = ")
         switch = re.fullmatch(r"use_\w+", name) is not None and value == "True" and name not in known
         if switch or (re.fullmatch(r"[a-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
-            what = "a switch" if switch else "no argument of LLaMA-Factory known here, so one"
-            about = f"{what} of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
-            found.append(Question(name=name, about=about, choices=("false",)))
-    return found
+            by, on = switch_of(name, given.data) or (name, True)
+            if on:
+                found.setdefault(name if by in known else by, []).append(name)
+    asked = []
+    for name, words in found.items():
+        others = ", ".join(one for one in words if one != name)[:120]
+        alone = "a switch" if name.startswith("use_") else "no argument of LLaMA-Factory known here, so one"
+        what = f"it switches on {others}, all" if others else alone
+        about = f"{what} of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
+        asked.append(Question(name=name, about=about, choices=("false",)))
+    return asked
 
 
 OF_A_LOG = re.compile(

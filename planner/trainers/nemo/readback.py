@@ -163,6 +163,10 @@ def _module_of(script: Script, call: ast.Call) -> str:
     return ""
 
 
+OWN_ADAPTERS = re.compile(r"(?!LoRA$)\w*(LoRA|Lora|DoRA|Dora|Adapter)")
+"""Classes of adapters, of NeMo or a project's own, that are other than LoRA, by their names."""
+
+
 def _built(script: Script, started: bool) -> dict[str, Any]:
     """Settings of the classes that the script builds itself, under the defaults of these classes where no recipe says more."""
     found: dict[str, Any] = {}
@@ -173,7 +177,8 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
                 found["peft"] = "lora"
             elif name == "OptimizerConfig" and not started:
                 found.setdefault("ddp.use_distributed_optimizer", False)
-    found |= next(({"peft": name.lower()} for name in ("DoRA", "CanonicalLoRA") if script.built(name)), {})
+    own = (one for one in script.names_used() if OWN_ADAPTERS.fullmatch(one) and script.built(one))
+    found |= next(({"peft": name.lower()} for name in own), {})
     modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]
     for call in modules[:1]:
         words = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8} | script.keywords(call)

@@ -19,8 +19,10 @@ from planner.trainers.reading.given import (
     Question,
     ask,
 )
+from planner.trainers.reading.machines import other_machines
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.settled import ask_what_else_is_open, refuse_what_stays
 from planner.trainers.reading.several import compared
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -159,13 +161,21 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
     try:
         found = reader(path, said)
     except OpenQuestionsError as error:
-        ask(str(path), _once([*said.questions, *error.questions]))
+        questions = _once([*said.questions, *error.questions])
+        refuse_what_stays(path, said, questions)
+        ask(str(path), questions)
+    except OtherMachineError:  # which no answer changes
+        raise
     except PlannerError as error:
-        if said.questions and not isinstance(error, OtherMachineError):
+        refuse_what_stays(path, said, said.questions)
+        ask_what_else_is_open(path, reader, said, error)
+        if said.questions:
             ask(str(path), said.questions)
         raise
     found = compared(path, reader, said, found)
-    return dataclasses.replace(found, questions=tuple(_once([*said.questions, *found.questions])))
+    questions = _once([*said.questions, *found.questions])
+    refuse_what_stays(path, said, questions)
+    return dataclasses.replace(found, questions=tuple(questions), notes=(*found.notes, *other_machines(path, found)))
 
 
 def _once(questions: Sequence[Question]) -> list[Question]:

@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading.accelerate_file import accelerate, of_accelerate
-from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, WHICH_TRAINING, Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, WHICH_TRAINING, Given, Question, ask, note_of_several
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, preset
@@ -99,13 +99,6 @@ def which_training(path: Path, said: Given) -> int:
     if not 0 < number <= len(said.trainings):
         raise PlannerError(f"--set {WHICH_TRAINING}={shown(text)}: {path} has {len(said.trainings)} commands that train")
     return number
-
-
-def note_of_several(said: Given) -> tuple[str, ...]:
-    """Note that a script has several commands that train."""
-    which = said.settings.get(WHICH_TRAINING)
-    what = "the first" if which is None else f"number {which}"
-    return (f"of {len(said.trainings)} commands that train, {what} is read",) if len(said.trainings) > 1 else ()
 
 
 def _as_it_runs(script: Script, command: Command) -> None:

@@ -91,10 +91,8 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
     sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    asked = [one.name for one in reading.questions]
-    missing = [_needed(name, reading) for name in NEEDED if values[name] is None]
-    missing += _other_hardware(reading.precision) if values["hardware"] is None else []
-    questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
+    questions = left_open(reading, values)
+    questions += _other_hardware(reading.precision) if values["hardware"] is None else []
     if questions:
         ask("the configuration", questions)
     if reading.architecture:
@@ -106,6 +104,13 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def left_open(reading: Reading, values: Mapping[str, Any]) -> list[Question]:
+    """What a reader asks, and what a plan cannot be without and neither the file nor the user says; ``values``: those of NEEDED."""
+    asked = [one.name for one in reading.questions]
+    missing = [_needed(name, reading) for name in NEEDED if values[name] is None]
+    return [*reading.questions, *(one for one in missing if one.name not in asked)]
 
 
 def _other_hardware(precision: str) -> list[Question]:
@@ -147,10 +152,13 @@ def _spec(model: Any) -> ModelSpec:
 
 
 def _needed(name: str, reading: Reading) -> Question:
-    if name == "model" and reading.model_name:
-        about = f"{reading.model_name} is no preset: its name on the hub, its config.json, or a preset that is like it"
-        return dataclasses.replace(NEEDED[name], about=about)
-    return NEEDED[name]
+    return model_asked(reading.model_name) if name == "model" else NEEDED[name]
+
+
+def model_asked(name: str) -> Question:
+    """What is asked for a model: by the name that the configuration gives it, which is no preset; '' = it gives none."""
+    about = f"{name} is no preset: its name on the hub, its config.json, or a preset that is like it"
+    return dataclasses.replace(MODEL, about=about) if name else MODEL
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:

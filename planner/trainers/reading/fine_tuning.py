@@ -21,7 +21,7 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
-from planner.trainers.reading.values import not_priced, quotient
+from planner.trainers.reading.values import not_priced, quotient, switch_of
 from planner.workload import LORA_WHOLE
 
 OPTIMIZERS = {
@@ -203,6 +203,7 @@ def _require_priced(reading: Reading, given: Settings, asked: Sequence[str]) -> 
     are ``asked`` for."""
     names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    wrong = [one for one in wrong if (switch_of(one, given.data) or (one, True))[1]]
     said = given.said
     off = ("false", "null", "0")
     settled = said is not None and any(COPIES.fullmatch(one.lower()) and str(said.setting(one)).lower() in off for one in wrong)
@@ -245,7 +246,17 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     more = () if job.given.flag("lora_target_linear") else layers_beside(words, job.lora_targets)
     joint = joint_layers(words)
     apart = f"{shown(', '.join(joint))}: one adapter on a layer that is several in one is priced as one for each of its parts"
-    return (*notes, *more, *([apart] * bool(joint)))
+    return (*notes, *_of_no_layer(job.given), *more, *([apart] * bool(joint)))
+
+
+def _of_no_layer(given: Settings) -> list[str]:
+    """Note about names of what is trained as a whole beside adapters that are neither a table nor a layer known here."""
+    said = [(name, given.get(name)) for name in TRAINED_WHOLE]
+    words = {name: value if isinstance(value, list) else re.split(r"[,\s]+", str(value or "")) for name, value in said}
+    own = {name: [str(one) for one in some if one and not re.search("embed|wte|lm_head|output_layer", str(one))]
+           for name, some in words.items()}  # fmt: skip
+    what = "no layer known here, trained as a whole where the model has it: not in the plan, memory comes out too low by it"
+    return [f"{name} {shown(', '.join(some[:8]))}: {what}" for name, some in own.items() if some]
 
 
 def layers_beside(named: Any, targets: str) -> tuple[str, ...]:

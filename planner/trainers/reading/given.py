@@ -54,11 +54,15 @@ def setting_of_a_fork(name: str, trainer: str, without: str = "false") -> Questi
 class OpenQuestionsError(PlannerError):
     """A configuration that needs answers before it is a plan."""
 
-    def __init__(self, where: str, questions: Sequence[Question]) -> None:
-        self.questions = tuple(questions)
+    def __init__(
+        self, where: str, questions: Sequence[Question], refused: Sequence[str] = (), settles: Sequence[Question] = ()
+    ) -> None:
+        """``refused``: sentences that say what is not priced, whose words ``settles`` asks for."""
+        self.questions = (*settles, *questions)
         said = "; ".join(str(one) for one in questions[:MOST_ASKED])
         more = f"; and {len(questions) - MOST_ASKED} more" if len(questions) > MOST_ASKED else ""
-        super().__init__(f"{where} leaves open what decides time or memory; say {said}{more}")
+        asked = f"{where} leaves open what decides time or memory; say {said}{more}" if questions else ""
+        super().__init__("; ".join([*refused, *[asked] * bool(asked)]))
 
 
 class OtherStepError(PlannerError):
@@ -185,3 +189,10 @@ def _places(data: Mapping[str, Any], parts: list[str]) -> list[list[str]]:
         found += [[*prefix, key] for key in section if key == parts[0]]
         waiting += [([*prefix, key], value) for key, value in section.items() if isinstance(value, dict)]
     return found if len(found) == 1 else [] if found else [parts]
+
+
+def note_of_several(said: Given) -> tuple[str, ...]:
+    """Note that a script has several commands that train."""
+    which = said.settings.get(WHICH_TRAINING)
+    what = "the first" if which is None else f"number {which}"
+    return (f"of {len(said.trainings)} commands that train, {what} is read",) if len(said.trainings) > 1 else ()

@@ -115,6 +115,10 @@ def helped(script: Script) -> bool:
     return not made and any(HELPS.search(one) for one in taken)
 
 
+OF_ADAPTERS = re.compile(r"(?!(AutoPeft|Peft)\w*)\w*(Lora|LoRA|Dora|DoRA|Adapter)\w{0,8}Config")
+"""Classes of a project's own that configure adapters, by their names."""
+
+
 def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) -> dict[str, Any]:
     """Arguments of adapters whose configuration is not made here: another module makes it, or it lies beside weights that are
     loaded to go on with."""
@@ -126,6 +130,7 @@ def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) 
     if trains or (script.calls("get_peft_model") and not unsloth):
         return {"use_peft": True, **ranks}
     given = [script.keywords(one).get("peft_config") for one in trainers]
+    given += [one for one in script.names_used() if OF_ADAPTERS.fullmatch(one) and script.calls(one)]
     return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
 
 

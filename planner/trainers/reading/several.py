@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.commands import note_of_several
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import WHICH_TRAINING, Given, Question
+from planner.trainers.reading.given import WHICH_TRAINING, Given, Question, note_of_several
 
 MOST = 8
 """Trainings that are compared."""

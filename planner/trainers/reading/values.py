@@ -76,6 +76,18 @@ def not_priced(where: str, names: Sequence[str], settings: Sequence[str]) -> Pla
     return PlannerError(f"{where}: {', '.join(one[:80] for one in names)} {decide} not priced; {sets} imports the job without")
 
 
+def switch_of(name: str, data: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """The setting that switches on what a setting belongs to, by their names, and whether it is on: slider_on or use_slider of
+    slider_hidden. None = there is none."""
+    parts = name.split("_")
+    for length in range(len(parts) - 1, 0, -1):
+        stem = "_".join(parts[:length])
+        for one in (f"{stem}_on", f"{stem}_enable", f"{stem}_enabled", f"{stem}_active", f"use_{stem}", f"enable_{stem}"):
+            if one != name and isinstance(data.get(one), bool | str):
+                return one, str(data[one]).lower() not in ("false", "none", "null", "no", "off", "0", "")
+    return None
+
+
 def stage_ends(layers: Sequence[int], where: str) -> dict[str, int]:
     """first_stage_layers and last_stage_layers of these layers per pipeline rank, 0 where all are equal; both are said where one
     differs. Raises PlannerError where those between differ."""

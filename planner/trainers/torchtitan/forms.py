@@ -17,7 +17,16 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
-from planner.trainers.torchtitan.own_words import of_replicas, own_layers, require_converters, require_states
+from planner.trainers.torchtitan.own_words import (
+    ADAPTERS,
+    is_off,
+    of_foreign_tables,
+    of_own_keys,
+    of_replicas,
+    own_layers,
+    require_converters,
+    require_states,
+)
 from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
 
 TRAINS = r"torchtitan\S*train\b"
@@ -103,17 +112,20 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
     _renamed(found, dict(experimental or {}))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
-    own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    inner = {name: value for name, value in _table(data, "model").items() if isinstance(value, Mapping) and not is_off(name, value)}
+    own = [f"model.{name}" for name in inner]
     wrong = [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]  # other layers
-    wrong += [one for one in foreign if re.search("lora|peft|adapter|distill|teacher", one) and data[one].get("enable", True)]
+    wrong += [one for one in foreign if ADAPTERS.search(one) and not is_off(one, data[one])]
     if wrong:
         raise not_priced(str(path), wrong, wrong)
-    foreign += own
-    notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
+    asked, notes = of_foreign_tables(data, foreign)
+    notes += [f"sections of [model] that torchtitan does not have, not read: {', '.join(own[:8])}"] * bool(own)
+    more, noted = of_own_keys(data)
+    notes += noted
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
     mode = checkpoint.get("mode", "selective")
-    other["questions"] = [between(mode)] if mode in BETWEEN else []
+    other["questions"] = [*asked, *more, *([between(mode)] if mode in BETWEEN else [])]
     other["recompute"] = mode_of(path, "selective" if mode in BETWEEN else mode)
     named = "per_op_sac_force_recompute_mm_shapes_by_fqns"
     if [one for one in checkpoint.get(named) or () if "router" not in str(one)]:
@@ -125,6 +137,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
     other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
+    other["called"] = " ".join(str(model[one]) for one in ("name", "flavor") if model.get(one))
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["untied"] = "llama3" in str(model.get("name", ""))

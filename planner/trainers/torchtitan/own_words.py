@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
-from planner.trainers.reading.given import Question, setting_of_a_fork
+from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.values import not_priced
 
 STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
@@ -23,6 +23,54 @@ FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
 KERNELS = "primus_turbo"
 """Converter of Primus that puts AMD's kernels into the same layers.  [Primus, backends/torchtitan/primus_turbo_extensions]"""
 BACKENDS = ("standard", "deepep", "hybridep")
+
+
+SHARED = re.compile("loss|kernel|attn|attention|memory|offload|precision|dtype|fp8|quant|recompute|remat|activation|cache")
+"""Words of a table or a key that torchtitan does not have, and that may decide memory or precision."""
+ADAPTERS = re.compile("lora|peft|adapter|distill|teacher")
+SWITCHES = ("enable", "enabled", "active", "use", "is_enabled", "rank", "r", "lora_rank")
+"""Keys that switch a table on and off, beside use_NAME and its like."""
+KNOWN = {
+    "activation_checkpoint": r"mode|selective_ac_option|per_op_sac\w*|early_stop|memory_budget|visualize_\w+|preserve_rng_state"
+                             r"|determinism_check|debug",
+    "compile": r"enable|components|backend|precompile\w*|enable_async_tensor_parallel|mode|model_backend_override|(joint_)?passes"
+               r"|options",
+    "loss": r"name|loss_fn|num_chunks|ignore_index|chunk_size|impl",
+}  # fmt: skip
+"""Keys of tables that decide memory: those that torchtitan has, of all its versions."""
+
+
+def is_off(name: str, table: Mapping[str, Any]) -> bool:
+    """Whether nothing of a table is in the job: its switch says so, or no key of it is on."""
+    switches = (*SWITCHES, f"use_{name}", f"enable_{name}", f"{name}_enable", f"{name}_enabled")
+    return any(not _on(table[one]) for one in switches if one in table) or not any(map(_on, table.values()))
+
+
+def _on(value: Any) -> bool:
+    return isinstance(value, Mapping | list) or str(value).lower() not in ("false", "none", "null", "off", "0", "0.0", "")
+
+
+def of_foreign_tables(data: Mapping[str, Any], names: list[str], said: Given | None = None) -> tuple[list[Question], list[str]]:
+    """What is asked, and noted, of tables that torchtitan does not have: asked of one that is on and may decide memory or
+    precision by its name or by a key that is on. ``said`` answers by the name where ``data`` does not hold the answer."""
+    on = [one for one in names if not is_off(one, data[one])]
+    on = [one for one in on if said is None or str(said.setting(one)).lower() not in ("false", "null")]
+    words = {one: " ".join([one, *(key for key, value in data[one].items() if _on(value))]) for one in on}
+    asked = [one for one in on if SHARED.search(words[one])]
+    about = "no section of torchtitan, so one of a fork, which may decide memory or precision; false imports the job without it"
+    left = ", ".join([one for one in on if one not in asked][:8])
+    noted = [f"sections that torchtitan does not have, not read: {left}"] * bool(left)
+    return [Question(name=one, about=about, choices=("false",)) for one in asked], noted
+
+
+def of_own_keys(data: Mapping[str, Any]) -> tuple[list[Question], list[str]]:
+    """What is asked, and noted, of keys that torchtitan does not have in tables that it has."""
+    own = [f"{name}.{key}" for name, known in KNOWN.items() if isinstance(part := data.get(name), Mapping)
+           for key, value in part.items() if _on(value) and not re.fullmatch(known, str(key))]  # fmt: skip
+    asked = [one for one in own if SHARED.search(one.partition(".")[2])]
+    left = ", ".join(one for one in own if one not in asked)[:200]
+    noted = [f"keys that torchtitan does not have, not read: {left}"] * bool(left)
+    return [setting_of_a_fork(one, "torchtitan") for one in asked], noted
 
 
 def require_states(path: Path, optimizer: Mapping[str, Any]) -> list[Question]:

@@ -15,10 +15,17 @@ from planner.trainers.reading.python_text import UNNAMED
 from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.torchtitan.flavors import flavor_of, model_named
+from planner.trainers.torchtitan.own_words import of_foreign_tables
 from planner.trainers.torchtitan.python_parts import finish, part_of, parts_of
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
+PARTS = (
+    "model_spec", "hf_assets_path", "dump_folder", "profiler", "profiling", "metrics", "tokenizer", "dataloader", "optimizer",
+    "lr_scheduler", "training", "parallelism", "checkpoint", "activation_checkpoint", "compile", "comm", "validator", "validation",
+    "debug", "override", "loss", "fault_tolerance", "model_converters", "job", "seed", "model",
+)  # fmt: skip
+"""Parts of the configuration of a training, of all versions.  [torchtitan/trainer.py: Trainer.Config]"""
 _CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
 
 
@@ -68,6 +75,7 @@ def of_module(path: Path, text: str, given: Given) -> Sections:
         built = found["other"].get("flavor")
         known = model_named([], family, flavor) or (model_named([], path.parent.name, built) if built else "")
         found["other"].setdefault("model", known)
+        found["other"]["called"] = f"{path.parent.name} {built}" if built else chosen
     else:
         module.calls(tree, found)
     there = "parallelism" in found or "training" in found
@@ -152,6 +160,8 @@ class _Module:
                 found.setdefault(changed[1], {}).update(self.constants_of(changed[1], given))
             if "activation_checkpoint" in given:
                 self.recompute(given["activation_checkpoint"], found)
+            if re.search(r"Trainer(\.?Config)$", function):
+                self.foreign(given, found)
             if "compile" in given:
                 found["other"]["compile"] = self.compiles(given["compile"], node)
             self.async_tensor_parallel(call, function, given, found)
@@ -161,6 +171,16 @@ class _Module:
             known = isinstance(assets, ast.Constant) and flavor is not None  # else its tokenizer alone is another model's
             if known and isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", flavor or "")):
                 found["other"]["model"] = model
+
+    def foreign(self, given: dict[str, ast.expr], found: Sections) -> None:
+        """Parts of the configuration of a training that torchtitan does not have."""
+        own = {name: node for name, node in given.items() if name not in PARTS}
+        tables = {name: {one.arg: self.constant(one.value) for one in node.keywords if one.arg}
+                  for name, node in own.items() if isinstance(node, ast.Call)
+                  and not any(one.arg in PARTS for one in node.keywords)}  # fmt: skip
+        asked, notes = of_foreign_tables(tables, [name for name in tables if tables[name]], self.said)
+        self.open += [one for one in asked if one.name not in [other.name for other in self.open]]
+        found["other"]["notes"] += notes
 
     def assign(self, target: str, value: ast.expr, found: Sections) -> None:
         """``config.training.steps = 10``."""

@@ -11,7 +11,7 @@ from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
-from planner.trainers.reading.configuration import NEEDED, Reading
+from planner.trainers.reading.configuration import Reading, model_asked
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
@@ -119,7 +119,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     if shard == -1 and gpus is None:
         questions.append(Question(name="--gpus N", about="parallelism.data_parallel_shard_degree is -1"))
     if questions:
-        ask(str(path), [*questions, *([] if other.get("model") or said.model else [NEEDED["model"]])])
+        ask(str(path), [*questions, *([] if other.get("model") or said.model else [model_asked(str(other.get("called") or ""))])])
     if shard == -1:
         shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
@@ -145,7 +145,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     }  # fmt: skip
     return Reading(
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
-        sequence_length=length, model=spec_of(other) if said.model is None else None,
+        sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture={"mtp_layers": other["mtp_layers"]} if other.get("mtp_layers") else {},
         notes=(*other.get("notes", ()), *passed, *notes_of(parallel, training, other, spec), *[NO_CHUNKS] * bool(in_chunks)),

@@ -6,6 +6,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
 from planner.trainers.reading.configuration import known_model
+from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 
@@ -19,6 +20,14 @@ OF_ANY_SIZE: dict[str, dict[str, Any]] = {
 OTHER_STEPS = re.compile(r"classifier|reward|clip|t5|flux|encoder")
 """Names of builders whose models have no head over the vocabulary."""
 VISION = re.compile(r"vision")
+OF_ADAPTERS = re.compile(r"lora|dora|adapter|peft")
+"""Words of builders and of their arguments that make adapters, whoever wrote them."""
+KNOWN = re.compile(
+    r"_component_|lora_(attn_modules|rank|alpha|dropout)|apply_lora_to_(mlp|output)|use_dora|quantize_base|use_clip\w*|\w*_trainable"
+    r"|num_\w+|embed_dim|vocab_size|max_seq_len|intermediate_dim|head_dim|\w*dropout|norm_eps|rope_\w+|scale_factor|tie_word_embeddings"
+    r"|pool_\w+|image_size|\w*norm\w*"
+)
+"""Arguments of torchtune's builders, of all its versions."""
 TRAINABLE = ("decoder_trainable", "fusion_trainable")
 
 
@@ -30,6 +39,8 @@ def model_of(given: Settings) -> tuple[str, ModelSpec | None, str, tuple[str, ..
     found = NAME.fullmatch(named)
     if OTHER_STEPS.search(named.rpartition(".")[2] if found is None else f"{found['family']}.{found['name']}"):
         raise PlannerError(f"{where}: a model without a loss over the vocabulary is not modelled")
+    _require_one_adapter(part)
+    _ask_for_a_builder(given, part, named, kind=found["kind"] or "" if found else "")
     if found is None:
         return "", None, named, ()
     frozen = [one for one in TRAINABLE if str(part.get(one, "lora" if found["kind"] else "true")).lower() in ("frozen", "false")]
@@ -41,6 +52,37 @@ def model_of(given: Settings) -> tuple[str, ModelSpec | None, str, tuple[str, ..
     name = _name(found)
     model, notes = named_model(name, given.path)
     return kind, model, name, notes
+
+
+def _require_one_adapter(part: Settings) -> None:
+    """Raises PlannerError for several adapters that are trained at once."""
+    several = [one for one in ("lora_rank", "lora_alpha") if isinstance(part.data.get(one), list)]
+    if several:
+        sets = " ".join(f"--set {part.place}{one}={next(iter(part.data[one]), 8)}" for one in several)
+        what = f"{', '.join(f'{one} {shown(part.data[one])}' for one in several)}: several adapters at once, which no plan has"
+        raise PlannerError(f"{part.where(several[0])}: {what}; {sets} imports the job with one")
+
+
+def _ask_for_a_builder(given: Settings, part: Settings, named: str, kind: str) -> None:
+    """Asks about a builder of a project's own that makes adapters by its name or its arguments, and is none of torchtune's: its
+    adapters would be dropped; and about arguments that no builder of torchtune has."""
+    own = [str(one) for one in part.data if not KNOWN.fullmatch(str(one))]
+    adapts = [str(one) for one in part.data if OF_ADAPTERS.search(str(one)) and part.data[one] not in (None, False, 0)]
+    if not kind and (adapts or OF_ADAPTERS.search(named.rpartition(".")[2])):
+        why = f", with {', '.join(adapts)[:80]}" if adapts else ""
+        about = f"{shown(named)} is a builder of the project's own{why}; the builder of torchtune that is like it"
+        given.ask(Question(name="model._component_", about=about, choices=(f"torchtune.models.{_like(named)}",)))
+    for one in own:
+        if part.data[one] not in (None, False, 0) and not (adapts and not kind and one in adapts):
+            given.ask(setting_of_a_fork(f"model.{one}", "torchtune", "null"))
+
+
+def _like(named: str) -> str:
+    """The builder of adapters whose name is the end of another one's."""
+    called = named.rpartition(".")[2]
+    name = re.sub(r"^.*?(?=(q?lora_)?(code_llama|llama|qwen|gemma|phi|mistral))", "", called)
+    family = re.match(r"(?:q?lora_)?([a-z_]*\d*(?:_\d(?=_\d+b))?)", name)
+    return f"{family[1] if family else 'llama3'}.{name if name.startswith(('lora_', 'qlora_')) else f'lora_{name}'}"
 
 
 def _name(component: re.Match[str]) -> str:

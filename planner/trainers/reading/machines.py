@@ -1,0 +1,55 @@
+"""Machines other than GPUs, by the words of a file of any trainer: what is to be said of a plan that prices GPUs in their place."""
+
+import re
+from pathlib import Path
+
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.values import read_text
+
+NAMES = {
+    "tpu": "TPUs", "xla": "TPUs", "npu": "NPUs", "ascend": "NPUs", "xpu": "GPUs of Intel (xpu)", "hpu": "Gaudi (hpu)",
+    "gaudi": "Gaudi (hpu)", "habana": "Gaudi (hpu)", "mps": "Apple GPUs (mps)", "neuron": "Trainium", "trainium": "Trainium",
+}  # fmt: skip
+"""Words of folders and of values -> the machines that they are of."""
+_ANY = "|".join(NAMES)
+_FOLDER = re.compile(r"(?i)(?:^|[_\W])(tpu|npu|ascend|xpu|hpu|gaudi|habana|mps|trainium)(?:$|[_\W]|\d)")
+_VALUE = re.compile(
+    rf"(?im)^[^#\n]{{0,200}}?(?:device|backend|accelerator|platform|distributed_type)(?:_?type)?[\"']?[ \t]*(?::|=|[ \t])[ \t]*"
+    rf"[\"']?(?:multi_)?({_ANY})\b(?![^\n]*\bif\b)"
+)
+"""device: xpu, backend = "tpu", --device npu, distributed_type: MULTI_HPU; not what a program chooses by what is there."""
+_SWITCH = re.compile(rf"(?im)^[^#\n]{{0,200}}?\b(?:use_)?({_ANY})(?:_device)?[\"']?[ \t]*[:=][ \t]*[\"']?true\b")
+"""use_xpu: true, xla: true."""
+_SIGNS = (
+    ("tpu", r"^(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w{0,60}Config\b|^\[tpu\w*\]"
+            r"|\buse_splash_attention\w{0,40}[ \t]*=[ \t]*true|\bPJRT_DEVICE=TPU"),
+    ("npu", r"^(?:import|from) +torch_npu\b|^[ \t]*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S{0,100}set_env"
+            r"|^(?![ \t]*#).*--distributed-backend[ =]hccl"),
+    ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
+            r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
+    ("xpu", r"^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
+)  # fmt: skip
+"""What only files of these machines have: modules, classes, variables of their runtimes."""
+MOST_PARTS = 5
+"""Parts of a path that are looked at, from its end."""
+
+
+def other_machines(path: Path, found: Reading) -> tuple[str, ...]:
+    """A note where a file is for machines that are no GPUs of NVIDIA or AMD, and names no hardware that a plan has."""
+    kind = None if found.hardware else _kind(path, "\n".join([read_text(path), *found.unread]))
+    if kind is None:
+        return ()
+    return (f"it is for {NAMES[kind]}: the GPUs of this plan are a stand-in, with kernels of GPUs; --hardware names others",)
+
+
+def _kind(path: Path, text: str) -> str | None:
+    """The word of NAMES that a file is of: its own words first, then its folders and name."""
+    for kind, sign in _SIGNS:
+        if re.search(sign, text, re.MULTILINE):
+            return kind
+    both = path.suffix == ".py" and "cuda" in text  # a program that runs on either
+    if not both and (said := _VALUE.search(text) or _SWITCH.search(text)):
+        return said[1].lower()
+    there = next((one for part in path.parts[-MOST_PARTS:] if (one := _FOLDER.search(part))), None)
+    return there[1].lower() if there else None
