@@ -91,10 +91,11 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
     sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    asked = [one.name for one in reading.questions]
+    open_still = [one for one in reading.questions if not (said.get("hardware") and one.name.startswith("--hardware"))]
+    asked = [one.name for one in open_still]
     missing = [_needed(name, reading) for name in NEEDED if values[name] is None]
     missing += _other_hardware(reading.precision) if values["hardware"] is None else []
-    questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
+    questions = [*open_still, *(one for one in missing if one.name not in asked)]
     if questions:
         ask("the configuration", questions)
     if reading.architecture:
