@@ -57,7 +57,7 @@ def test_a_program_is_read_with_the_recipe_of_its_release(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Dockerfile", "FROM nvcr.io/nvidia/nemo:26.04\n"), ("jobs/run.sbatch", "srun --container-image=/x/nemo-efa-26.04.sqsh a\n"),
+        ("Dockerfile", "FROM nvcr.io/nvidia/nemo:26.04\n"), ("jobs/run.sbatch", "srun --container-image=/x/nemo-efa-26.04.sqsh\n"),
         ("requirements.txt", "megatron-bridge==0.4.2\n"),
         ("src/megatron/bridge/package_info.py", "MAJOR = 0\nMINOR = 4\nPATCH = 1\n"),
     ],
