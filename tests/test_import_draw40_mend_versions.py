@@ -134,3 +134,39 @@ def test_two_gpus_of_a_node_may_be_any_form_of_the_card(tmp_path: Path, name: st
     with pytest.raises(OpenQuestionsError, match=r"--hardware NAME \(which H100 it is: .* a node has 2: h100-nvl, h100-pcie"):
         to_plan(found)
     assert to_plan(found, {"hardware": "h100-nvl"}).layout.tp == 2
+
+
+NEMO = """{about}
+import nemo_run as run
+from nemo.collections import llm
+
+recipe = llm.{name}.pretrain_recipe(name="a", num_nodes=16, num_gpus_per_node=8{words})
+run.run(recipe)
+"""
+
+
+def _nemo(folder: Path, name: str, about: str = "", words: str = "") -> Reading:
+    return read(written(folder, NEMO.format(about=about, name=name, words=words), "train.py"), None, Given())
+
+
+def test_recipes_of_nemo_2_by_release(tmp_path: Path) -> None:
+    (asked,) = _nemo(tmp_path, "mixtral_8x22b").questions
+    assert asked.name == "recipe_version" and "up to 2.2, model.seq_length=65536 instead of 4096" in asked.about
+    old = _nemo(tmp_path, "mixtral_8x22b", "# nvcr.io/nvidia/nemo:25.02")
+    assert old.sequence_length == 65536 and not old.questions
+    assert [one for one in old.notes if "NeMo" in one] == ["recipes as NeMo 2.2 has them, by train.py"]
+    assert _nemo(tmp_path, "mixtral_8x22b", "# nvcr.io/nvidia/nemo:25.04").sequence_length == 4096
+    assert _nemo(tmp_path, "mixtral_8x22b", words=", performance_mode=True", about="# nemo_toolkit==2.1.0").sequence_length == 4096
+    assert _nemo(tmp_path, "llama31_405b", "# nemo_toolkit[nlp]==2.1.0").fields["pp"] == 9
+    assert any("as NeMo 2.5 publishes it" in one for one in _nemo(tmp_path, "llama3_8b").notes)
+    assert not _nemo(tmp_path, "llama3_8b").questions
+
+
+def test_a_command_of_nemo_2_by_release(tmp_path: Path) -> None:
+    text = "# {image}\nnemo llm pretrain --factory 'gemma_7b(num_nodes=1)' trainer.devices=8\n"
+    old = read(written(tmp_path, text.format(image="nvcr.io/nvidia/nemo:24.09"), "a/run.sh"), None, Given())
+    assert old.fields["tp"] == 1 and not old.questions
+    (asked,) = read(written(tmp_path, text.format(image=""), "b/run.sh"), None, Given()).questions
+    assert asked.choices == ("2.0", "main")
+    said = text.format(image="").replace("trainer.devices=8", "trainer.devices=8 trainer.strategy.tensor_model_parallel_size=4")
+    assert not read(written(tmp_path, said, "c/run.sh"), None, Given()).questions

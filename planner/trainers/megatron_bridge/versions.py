@@ -14,6 +14,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.trainers.megatron_bridge.recipes import DECISIVE, imported, last_part, published
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.shell.text import gap
@@ -22,6 +23,27 @@ from planner.trainers.reading.values import read_text
 Sign = tuple[str | None, str]
 Known = Mapping[str, Mapping[str, Any]]
 Made = Callable[[Given, Known], Mapping[str, Any]]
+
+
+@record
+class Releases:
+    """Releases of a library whose recipes differ."""
+
+    library: str
+    names: tuple[str, ...]
+    """Oldest first; the last, main, is what the published recipes are of."""
+    containers: tuple[tuple[str, str], ...]
+    """NeMo's containers up to this month -> the release in them."""
+    pinned: re.Pattern[str]
+    """How files name a version of the library."""
+    of_numbers: Callable[[int, int, int], str]
+    """The release of a version."""
+    known_in: Callable[[str], Known]
+    """The recipes of a release."""
+    newest_with_words: str = ""
+    """The last release whose recipes take arguments that later ones do not."""
+
+
 RELEASES = ("0.2", "0.3.0", "0.3.1", "0.4", "0.5", "0.6", "main")
 """Releases whose recipes differ, oldest first; main is what the published recipes are of."""
 SETTING = "recipe_version"
@@ -42,11 +64,13 @@ PINNED = re.compile(
 BESIDE = ("Dockerfile*", "*.dockerfile", "requirements*.txt", "pyproject.toml", "*.sh", "*.slurm", "*.sbatch", "README*.md")
 """Files beside a program, and in the folders above it, that may name the release."""
 MOST_READ, MOST_ABOVE = 30, 4
-DECIDES = tuple(one for one in DECISIVE if re.fullmatch(
+DECIDES = (*(one for one in DECISIVE if re.fullmatch(
     r"model\.\w+_parallel(_size)?|model\.(seq_length|recompute_\w+|num_layers_in_\w+|account_for_\w+|mtp_num_layers)|train\.\w+"
-    r"|mixed_precision(\.grad_reduce_in_fp32)?|ddp\.use_\w+|optimizer\.\w+|peft.*", one))  # fmt: skip
+    r"|mixed_precision(\.grad_reduce_in_fp32)?|ddp\.use_\w+|optimizer\.\w+|peft.*", one)),
+    "plugin.grad_reduce_in_fp32", "nodes", "devices")  # fmt: skip
 """Settings in which a recipe of another release is another plan."""
-ON = ("mixed_precision.grad_reduce_in_fp32", "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer")
+ON = ("plugin.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32", "ddp.use_distributed_optimizer",
+      "optimizer.use_distributed_optimizer")  # fmt: skip
 """Those of them that are on where nothing is said."""
 UNKNOWN = "?"
 """A value of an older recipe that its text does not tell."""
@@ -70,31 +94,32 @@ def known_in(release: str) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def chosen(said: Given, files: tuple[Path, ...], made: Made) -> tuple[Known, tuple[str, ...]]:
+def chosen(said: Given, files: tuple[Path, ...], made: Made, of: Releases | None = None) -> tuple[Known, tuple[str, ...]]:
     """(The recipes of the release that files or their neighbours are for, notes about it). ``made``: the settings that a job has
     with recipes; what decides the release is asked for where it decides them and nothing shows it. Raises PlannerError."""
-    today = published()
+    of = of or BRIDGE
     asked = said.setting(SETTING)
     if asked is not None:
-        return known_in(_release_of(asked)), (f"recipes as Megatron-Bridge {_release_of(asked)} has them, as is said",)
+        release = _release_of(asked, of)
+        return of.known_in(release), (f"recipes as {of.library} {release} has them, as is said",)
     quiet = replace(said, questions=[], used=set())
     try:
-        results = {one: deciding(made(quiet, today if one == "main" else known_in(one))) for one in RELEASES}
+        results = {one: deciding(made(quiet, of.known_in(one))) for one in of.names}
     except PlannerError:  # what is wrong without any of them
-        return today, ()
-    last = [one for one, after in pairwise(RELEASES) if results[one] != results[after]]
+        return of.known_in("main"), ()
+    last = [one for one, after in pairwise(of.names) if results[one] != results[after]]
     if not last:
-        return today, ()
-    release, sign = _shown(files)
-    if release is not None:
-        notes = [f"recipes as Megatron-Bridge {release} has them, by {sign}"]
-        if results[release] != results["main"]:
-            notes.append(f"{_different(results[release], results['main'])} of today's recipe")
-        return known_in(release), tuple(notes)
+        return of.known_in("main"), ()
+    found, sign = _shown(files, of)
+    if found is not None:
+        notes = [f"recipes as {of.library} {found} has them, by {sign}"]
+        if results[found] != results["main"]:
+            notes.append(f"{_different(results[found], results['main'])} of today's recipe")
+        return of.known_in(found), tuple(notes)
     different = _different(results[last[-1]], results["main"])
-    about = f"release of Megatron-Bridge, which nothing here shows; up to {last[-1]}, {different}"
+    about = f"release of {of.library}, which nothing here shows; up to {last[-1]}, {different}"
     said.questions.append(Question(name=SETTING, about=about, choices=(*last, "main")))
-    return today, ()
+    return of.known_in("main"), ()
 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -112,36 +137,37 @@ def _older() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     return data
 
 
-def _release_of(text: str) -> str:
+def _release_of(text: str, of: Releases) -> str:
     """The release that a version of it, or of NeMo's container, means. Raises PlannerError."""
     found = re.fullmatch(r"(?:nemo[-_: ]?)?[rv]?(\d+)\.(\d+)(?:\.(\d+))?\S*", text.strip(), re.IGNORECASE)
     if text.strip().lower() in ("main", "today", "latest", "newest"):
         return "main"
     if found is None:
-        raise PlannerError(f"--set {SETTING}={shown(text)}: a release of Megatron-Bridge is one of {', '.join(RELEASES)}")
+        raise PlannerError(f"--set {SETTING}={shown(text)}: a release of {of.library} is one of {', '.join(of.names)}")
     major, minor, patch = (int(one or 0) for one in found.groups())
-    return _of_container(f"{major}.{minor:02}", patch) if major else _of_numbers(minor, patch)
+    release = of.of_numbers(major, minor, patch) if major < 20 else _of_container(f"{major}.{minor:02}", patch, of)
+    return release if release in of.names else "main"
 
 
-def _of_numbers(minor: int, patch: int) -> str:
-    wanted = "0.2" if minor < 3 else f"0.3.{min(patch, 1)}" if minor == 3 else f"0.{minor}"
-    return wanted if wanted in RELEASES else "main"
-
-
-def _of_container(month: str, patch: int = 0) -> str:
-    found = next((release for last, release in OF_CONTAINERS if month <= last), "main")
+def _of_container(month: str, patch: int, of: Releases) -> str:
+    found = next((release for last, release in of.containers if month <= last), "main")
     return "0.3.1" if (found, patch) == ("0.3.0", 1) else found
 
 
-def _shown(files: tuple[Path, ...]) -> Sign:
+def _of_bridge(major: int, minor: int, patch: int) -> str:
+    return "0.2" if minor < 3 else f"0.3.{min(patch, 1)}" if minor == 3 else f"{major}.{minor}"
+
+
+def _shown(files: tuple[Path, ...], of: Releases) -> Sign:
     """(The release that the files show, what shows it)."""
-    release, sign = _own_checkout(files[0])
+    release, sign = _own_checkout(files[0], of)
     if release is None:
-        speaking = next((group for group in _groups(files) if _agreed(group)), ())
-        release, sign = _agreed(speaking), next((one.name for one in speaking if _releases(one)), "")
-    older = next((word for one in files if one.suffix == ".py" for word in _first_words(one)), None)
-    if older is not None and (release is None or RELEASES.index(release) > RELEASES.index("0.3.0")):
-        return "0.3.0", f"the argument {older} of its recipe, which later ones do not take"
+        speaking = next((group for group in _groups(files) if _agreed(group, of)), ())
+        release, sign = _agreed(speaking, of), next((one.name for one in speaking if _releases(one, of)), "")
+    newest = of.newest_with_words
+    older = next((word for one in files if one.suffix == ".py" for word in _first_words(one)), None) if newest else None
+    if older is not None and (release is None or of.names.index(release) > of.names.index(newest)):
+        return newest, f"the argument {older} of its recipe, which later ones do not take"
     return release, sign
 
 
@@ -156,25 +182,26 @@ def _groups(files: tuple[Path, ...]) -> Iterator[tuple[Path, ...]]:
             return
 
 
-def _releases(file: Path) -> set[str]:
+def _releases(file: Path, of: Releases) -> set[str]:
     text = read_text(file)
-    months = {_of_container(f"{one[1]}.{one[2]}", int((one[3] or ".0")[1:])) for one in CONTAINER.finditer(text)}
-    return months | {_release_of(one[1]) for one in PINNED.finditer(text)}
+    months = {_of_container(f"{one[1]}.{one[2]}", int((one[3] or ".0")[1:]), of) for one in CONTAINER.finditer(text)}
+    return months | {_release_of(one[1], of) for one in of.pinned.finditer(text)}
 
 
-def _agreed(files: tuple[Path, ...]) -> str | None:
+def _agreed(files: tuple[Path, ...], of: Releases) -> str | None:
     """The one release that files name; None where they name none or several."""
-    found = {release for one in files for release in _releases(one)}
+    found = {release for one in files for release in _releases(one, of)}
     return found.pop() if len(found) == 1 else None
 
 
-def _own_checkout(path: Path) -> Sign:
-    """The release of the checkout of Megatron-Bridge that a file is part of."""
+def _own_checkout(path: Path, of: Releases) -> Sign:
+    """The release of the checkout of the library that a file is part of."""
+    places = {"Megatron-Bridge": "src/megatron/bridge/package_info.py", "NeMo": "nemo/package_info.py"}
     for folder in path.absolute().parents[:8]:
-        file = folder / "src/megatron/bridge/package_info.py"
+        file = folder / places[of.library]
         if library.is_file(file):
             parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH) *= *(\d+)", read_text(file), re.MULTILINE))
-            return _release_of(".".join(parts.get(one, "0") for one in ("MAJOR", "MINOR", "PATCH"))), file.name
+            return _release_of(".".join(parts.get(one, "0") for one in ("MAJOR", "MINOR", "PATCH")), of), file.name
     return None, ""
 
 
@@ -184,3 +211,9 @@ def _first_words(file: Path) -> Iterator[str]:
     names = imported(tree)
     for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_part(one) in names):
         yield from (one.arg for one in call.keywords if one.arg in KEYWORDS)
+
+
+BRIDGE = Releases(
+    library="Megatron-Bridge", names=RELEASES, containers=OF_CONTAINERS, pinned=PINNED, of_numbers=_of_bridge, known_in=known_in,
+    newest_with_words="0.3.0",
+)  # fmt: skip
