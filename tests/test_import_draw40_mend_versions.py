@@ -6,7 +6,7 @@ import pytest
 from import_files import written
 
 from planner.errors import PlannerError
-from planner.trainers.megatron_bridge import versions
+from planner.trainers.megatron_bridge import recipe_releases
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -104,10 +104,10 @@ def test_a_recipe_that_a_command_or_a_yaml_names(tmp_path: Path) -> None:
 
 
 def test_every_older_recipe_is_a_published_one_and_another_one() -> None:
-    today = versions.known_in("main")
-    for name, releases in versions._older().items():
-        assert name in today and set(releases) <= set(versions.RELEASES)
-        assert all(versions.deciding(versions.known_in(one)[name]) != {} for one in releases)
+    today = recipe_releases.known_in("main")
+    for name, releases in recipe_releases._older().items():
+        assert name in today and set(releases) <= set(recipe_releases.RELEASES)
+        assert all(recipe_releases.deciding(recipe_releases.known_in(one)[name]) != {} for one in releases)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,10 @@ def test_recipes_of_nemo_2_by_release(tmp_path: Path) -> None:
     assert _nemo(tmp_path, "llama31_405b", "# nemo_toolkit[nlp]==2.1.0").fields["pp"] == 9
     assert any("as NeMo 2.5 publishes it" in one for one in _nemo(tmp_path, "llama3_8b").notes)
     assert not _nemo(tmp_path, "llama3_8b").questions
+    tuned = NEMO.format(about="", name="llama3_8b", words="").replace("pretrain", "finetune")
+    found = read(written(tmp_path, tuned, "tune.py"), None, Given())
+    assert not found.questions and found.lora_targets == "all"
+    assert any("nothing here shows: up to 2.0, peft.target_modules=['linear_qkv'] instead" in one for one in found.notes)
 
 
 def test_a_command_of_nemo_2_by_release(tmp_path: Path) -> None:

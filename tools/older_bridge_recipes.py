@@ -16,8 +16,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from bridge_recipes import kept, modules, whole  # noqa: E402
 
+from planner.trainers.megatron_bridge.recipe_releases import DECIDES, UNKNOWN, deciding  # noqa: E402
 from planner.trainers.megatron_bridge.recipes import functions, published, settings_of  # noqa: E402
-from planner.trainers.megatron_bridge.versions import DECIDES, UNKNOWN, deciding  # noqa: E402
 from planner.trainers.reading.shell.text import is_open  # noqa: E402
 
 OUTPUT = ROOT / "planner" / "trainers" / "megatron_bridge" / "older_recipes.yaml"

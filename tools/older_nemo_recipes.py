@@ -11,7 +11,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from planner.trainers.megatron_bridge.versions import DECIDES  # noqa: E402
+from planner.trainers.megatron_bridge.recipe_releases import DECIDES  # noqa: E402
 
 OUTPUT = ROOT / "planner" / "trainers" / "nemo" / "older_recipes.yaml"
 KEPT = (*DECIDES, "ddp.grad_reduce_in_fp32", "dataset.seq_length")

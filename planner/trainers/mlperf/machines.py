@@ -1,6 +1,7 @@
 """Which card the names of MLPerf's systems and configurations mean: DGXH100, NVLink_H100, PCIeH100, h100-nvl."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from planner.errors import PlannerError
@@ -19,8 +20,11 @@ FEW = ("1", "2")
 """GPUs of a node that has no NVSwitch: of cards that are joined by bridges, or of a part of a bigger machine."""
 
 
-def hardware(path: Path, system: str, each: str) -> tuple[str | None, tuple[str, ...], tuple[Question, ...]]:
+def hardware(
+    path: Path, values: Mapping[str, str], each: str
+) -> tuple[str | None, tuple[str, ...], tuple[Question, ...]]:
     """(Profile, notes, questions) by the name of the system, else of the file; ``each``: GPUs of a node, as text."""
+    system = values.get("MLPERF_SYSTEM_NAME", "")
     by = "MLPERF_SYSTEM_NAME" if NAMED.search(system) else "the file's name"
     found = NAMED.search(system) or NAMED.search(path.name)
     if found is None:

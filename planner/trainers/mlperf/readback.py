@@ -96,9 +96,8 @@ def read(path: Path, given: Given) -> Reading:
     found.num_gpus = int(nodes) * int(each) if known else None
     if (gpus := given.num_gpus or found.num_gpus) is None:
         questions.append(Question(name="DGXNGPU", about="GPUs of a node", choices=("8", "4")))
-    hardware, taken, asked = machines.hardware(path, values.get("MLPERF_SYSTEM_NAME", ""), each)
     if questions:
-        ask(str(path), [*questions, *asked])
+        ask(str(path), [*questions, *machines.hardware(path, values, each)[2]])
     assert gpus is not None
     degrees = found.number("tensor_model_parallel_size", 1) * found.number("pipeline_model_parallel_size", 1)
     replicas = max(gpus // (degrees * found.number("context_parallel_size", 1)), 1)
@@ -106,11 +105,8 @@ def read(path: Path, given: Given) -> Reading:
     found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": whole}
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
-    reading = _noted(reading_of(found, said), values, script, place, bool(mapped))
-    reading = dataclasses.replace(
-        reading, unread=(*reading.unread, *words.unread(values, strangers, lora)), hardware=hardware,
-        notes=(*reading.notes, *taken), questions=(*reading.questions, *asked),
-    )  # fmt: skip
+    reading = _noted(_on(reading_of(found, said), *machines.hardware(path, values, each)), values, script, place, bool(mapped))
+    reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
         on = words.fp8_attention(values)
         return dataclasses.replace(reading, trainer=spell(reading.trainer, {"fp8_attention": "on"})) if on else reading
@@ -131,6 +127,12 @@ def _noted(reading: Reading, values: dict[str, str], script: Script, place: str,
     notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
     notes = [*reading.notes, *notes, *words.notes(values, reading.model)]
     return dataclasses.replace(reading, notes=tuple(notes))
+
+
+def _on(reading: Reading, hardware: str | None, notes: tuple[str, ...], questions: tuple[Question, ...]) -> Reading:
+    """The reading on a card, or with the question which one it is."""
+    notes, questions = (*reading.notes, *notes), (*reading.questions, *questions)
+    return dataclasses.replace(reading, hardware=hardware, notes=notes, questions=questions)
 
 
 def _arguments(path: Path, values: dict[str, str], lora: bool, staged: bool) -> Arguments:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.megatron_bridge import versions
+from planner.trainers.megatron_bridge import recipe_releases
 from planner.trainers.megatron_bridge.of_settings import parse
+from planner.trainers.megatron_bridge.recipe_releases import Known
 from planner.trainers.megatron_bridge.recipes import SIZES
-from planner.trainers.megatron_bridge.versions import Known
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.nemo.releases import NEMO
@@ -64,9 +64,10 @@ def read(path: Path, said: Given) -> Reading:
 
 def _of_release(said: Given, files: tuple[Path, ...], made: Callable[[Given, Known], Found]) -> Found:
     """Settings with the recipes of the release that files are for, and notes."""
-    known, older = versions.chosen(said, files, lambda one, recipes: made(one, recipes)[0], NEMO)
+    known, older = recipe_releases.chosen(said, files, lambda one, recipes: made(one, recipes)[0], NEMO)
     settings, notes = made(said, known)
-    return settings, (*(one for one in notes if not (older and one.endswith(PUBLISHED))), *older)
+    other = any(one.startswith("recipes as") for one in older)
+    return settings, (*(one for one in notes if not (other and one.endswith(PUBLISHED))), *older)
 
 
 def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.trainers.megatron_bridge.versions import Releases
+from planner.trainers.megatron_bridge.recipe_releases import Releases
 
 
 @cache

@@ -117,6 +117,8 @@ def chosen(said: Given, files: tuple[Path, ...], made: Made, of: Releases | None
             notes.append(f"{_different(results[found], results['main'])} of today's recipe")
         return of.known_in(found), tuple(notes)
     different = _different(results[last[-1]], results["main"])
+    if all(name.startswith("peft.") for one in last for name in DECIDES if results[one].get(name) != results["main"].get(name)):
+        return of.known_in("main"), (f"which release of {of.library} it is for nothing here shows: up to {last[-1]}, {different}",)
     about = f"release of {of.library}, which nothing here shows; up to {last[-1]}, {different}"
     said.questions.append(Question(name=SETTING, about=about, choices=(*last, "main")))
     return of.known_in("main"), ()
@@ -125,7 +127,7 @@ def chosen(said: Given, files: tuple[Path, ...], made: Made, of: Releases | None
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """What is said otherwise, in a sentence: a=1 instead of 2."""
     def text(settings: Mapping[str, Any], name: str) -> str:
-        return shown(str(settings.get(name, True if name in ON else 1 if name.endswith("_size") else "none"))).strip("'")
+        return shown(str(settings.get(name, True if name in ON else 1 if name.endswith("_size") else "none"))).strip("'\"")
 
     names = [name for name in DECIDES if one.get(name) != other.get(name)]
     return ", ".join(f"{name}={text(one, name)} instead of {text(other, name)}" for name in names[:8])
