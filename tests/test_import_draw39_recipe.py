@@ -282,7 +282,7 @@ def test_overlap_of_nemo_2_is_a_callback(tmp_path: Path, words: str, added: str,
 
 
 def test_stages_of_nemo_2_that_count_the_embedding_and_the_loss(tmp_path: Path) -> None:
-    text = "from nemo.collections import llm\nrecipe = llm.llama31_405b.pretrain_recipe(num_nodes=72)\n"
+    text = "# nemo:25.09\nfrom nemo.collections import llm\nrecipe = llm.llama31_405b.pretrain_recipe(num_nodes=72)\n"
     found = _read(written(tmp_path, text, "train.py"))
     assert _values(found, "first_stage_layers", "last_stage_layers") == [15, 15]
     changed = f"{text}recipe.trainer.strategy.account_for_loss_in_pipeline_split = False\nrecipe.model.config.mtp_num_layers = 2\n"

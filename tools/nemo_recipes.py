@@ -156,7 +156,8 @@ def settings(function: Any, given: dict[str, Any]) -> dict[str, Any] | None:
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def main(folder: Path) -> None:
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=OUTPUT)
+def main(folder: Path, output: Path) -> None:
     """Every recipe of a language model."""
     sys.meta_path.insert(0, Finder(folder))
     sys.modules.pop("transformers", None)
@@ -177,7 +178,7 @@ def main(folder: Path) -> None:
         if found:
             text = yaml.safe_dump(found, default_flow_style=True, width=10**6, sort_keys=False).strip()
             lines.append(f"{path.stem}: {text}")
-    OUTPUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(len(lines) - 2, "recipes")
 
 

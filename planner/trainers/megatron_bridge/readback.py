@@ -11,7 +11,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model_names import preset_of
-from planner.trainers.megatron_bridge import performance, saved
+from planner.trainers.megatron_bridge import performance, recipe_releases, saved
 from planner.trainers.megatron_bridge.of_settings import parse, require_no_fsdp
 from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
@@ -67,10 +67,13 @@ def _of_command(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]])
     gpus = said.num_gpus or found.num_gpus or (found.node_gpus * found.nodes if found.node_gpus and found.nodes else None)
     if found.program in own and not re.fullmatch(BY_NAME, found.program) and (file := program_file(path, found.program)):
         tree = library.parse_python(read_text(file), str(file))
+        known, older = recipe_releases.chosen(said, (path, file), lambda one, recipes: Program(
+            file, one, known_to(tree, _with_one_like_it(path, tree, one, with_modules_beside(file, tree, recipes))), _merged
+        ).started(found.settings, _of_one_length(words)))  # fmt: skip
         known = with_modules_beside(file, tree, known)
         program = Program(file, said, known_to(tree, _with_one_like_it(path, tree, said, known)), _merged)
         settings = program.started(found.settings, _of_one_length(words))
-        notes = (*found.notes, f"{file.name} is followed under the options of its command", *program.notes(), *PUBLISHED)
+        notes = (*found.notes, f"{file.name} is followed under the options of its command", *program.notes(), *(older or PUBLISHED))
         return parse(path, said, settings, gpus, notes=notes)
     if performance.is_launcher(found):
         settings, gpus, hardware, notes = performance.settings(path, said, found)
@@ -88,8 +91,9 @@ def _of_command(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]])
         near = tuple(nearest_first(name or found.program, known)[:3])
         said.questions.append(Question(name="recipe", about=about, choices=near))
         name = near[0]
-    base = known[name]
-    over, notes = {**_flags(found.settings), **_of_one_length(words)}, (*found.notes, *PUBLISHED)
+    over = {**_flags(found.settings), **_of_one_length(words)}
+    known, older = recipe_releases.chosen(said, (path,), lambda _, recipes: {**recipes[name], **over})
+    base, notes = known[name], (*found.notes, *(older or PUBLISHED))
     if base.get("model.hf") and is_open(str(over.get("model.hf", ""))):  # where its files lie
         notes = (*notes, f"--hf_path {shown_text(over.pop('model.hf'))[:80]}: read as a place of the recipe's own model")
     return parse(path, said, {**base, **over}, gpus, notes=notes)
@@ -155,11 +159,12 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
     named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
+    known, notes = recipe_releases.chosen(said, (path,), lambda _, recipes: {**recipes.get(target, {}), **words, **over})
     settings = {"model.hf": "", **known.get(target, {}), **words, **over}
     run = Settings(path, data, said=said).section("run")
     nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
     return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
-                 said.num_gpus or (nodes * each if nodes and each else None))  # fmt: skip
+                 said.num_gpus or (nodes * each if nodes and each else None), notes=notes)  # fmt: skip
 
 
 def _by_checkpoint(data: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
@@ -190,13 +195,18 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
         needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
+        known, older = recipe_releases.chosen(said, (path,), lambda one, recipes: Program(
+            path, one, known_to(tree, _with_one_like_it(path, tree, one, with_modules_beside(path, tree, recipes))), _merged
+        ).started({}, {}))  # fmt: skip
         known = _with_one_like_it(path, tree, said, with_modules_beside(path, tree, known))
         program = Program(path, said, known_to(tree, known), _merged)
         names = {*program.names_used()}
         if not names & {*TRAINS} and not any(one in known for one in names):
             raise PlannerError(f"{path}: it starts no training (pretrain, finetune) and takes none of the recipes")
-        return program.started({}, {}), (*program.notes(), *PUBLISHED * bool(imported(tree)))
-    return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), ()
+        return program.started({}, {}), (*program.notes(), *(older or PUBLISHED * bool(imported(tree))))
+    known, older = recipe_releases.chosen(said, (path,), lambda _, started: settings_of(
+        tree, asked or recipes[0], with_modules_beside(path, tree, started)))  # fmt: skip
+    return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), older
 
 
 def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> Any:

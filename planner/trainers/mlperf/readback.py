@@ -8,13 +8,11 @@ import dataclasses
 import re
 from pathlib import Path
 
-from planner.errors import PlannerError
-from planner.hardware.names import profile_named
 from planner.model import load_model
 from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
-from planner.trainers.mlperf import words
+from planner.trainers.mlperf import machines, words
 from planner.trainers.mlperf.words import true
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -58,8 +56,6 @@ CONF = re.compile(r"^ *(\w+): *\"?\$\{oc\.decode:\$\{oc\.env:([A-Z][A-Z0-9_]*)(?
 OTHER_NAMES = {"NNODES": "DGXNNODES", "GPUS_PER_NODE": "DGXNGPU", "SIZE": "MODEL_SIZE"}
 """AMD's names for NVIDIA's."""
 RANK = 16
-GPUS = "L40S|A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
-"""GPUs in the names of configurations."""
 
 
 def read(path: Path, given: Given) -> Reading:
@@ -101,7 +97,7 @@ def read(path: Path, given: Given) -> Reading:
     if (gpus := given.num_gpus or found.num_gpus) is None:
         questions.append(Question(name="DGXNGPU", about="GPUs of a node", choices=("8", "4")))
     if questions:
-        ask(str(path), questions)
+        ask(str(path), [*questions, *machines.hardware(path, values, each)[2]])
     assert gpus is not None
     degrees = found.number("tensor_model_parallel_size", 1) * found.number("pipeline_model_parallel_size", 1)
     replicas = max(gpus // (degrees * found.number("context_parallel_size", 1)), 1)
@@ -109,7 +105,7 @@ def read(path: Path, given: Given) -> Reading:
     found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": whole}
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
-    reading = _noted(path, reading_of(found, said), values, script, place, bool(mapped))
+    reading = _noted(_on(reading_of(found, said), *machines.hardware(path, values, each)), values, script, place, bool(mapped))
     reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
         on = words.fp8_attention(values)
@@ -124,27 +120,19 @@ def read(path: Path, given: Given) -> Reading:
     )  # fmt: skip
 
 
-def _noted(path: Path, reading: Reading, values: dict[str, str], script: Script, place: str, mapped: bool) -> Reading:
-    """The reading with its hardware, by the name of the system or of the file, and with what was taken for what."""
+def _noted(reading: Reading, values: dict[str, str], script: Script, place: str, mapped: bool) -> Reading:
+    """The reading with what was taken for what."""
     notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
     notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
     notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
-    system = values.get("MLPERF_SYSTEM_NAME", "")
-    hardware = _hardware(system)
-    notes += [f"hardware {hardware}: by MLPERF_SYSTEM_NAME"] if hardware else []
     notes = [*reading.notes, *notes, *words.notes(values, reading.model)]
-    return dataclasses.replace(reading, hardware=hardware or _hardware(path.name), notes=tuple(notes))
+    return dataclasses.replace(reading, notes=tuple(notes))
 
 
-def _hardware(text: str) -> str | None:
-    """The profile of the GPU that a name has a part of; None where there is none, or where the library has not that form of it."""
-    found = re.search(rf"(?<![a-z])(?:\d+x)*(?:DGX|HGX)?({GPUS})(?![a-z0-9])(?:[-_ ](NVL|PCIE)\b)?", text, re.IGNORECASE)
-    if found is None:
-        return None
-    try:
-        return profile_named("-".join(one.lower() for one in found.groups() if one))
-    except PlannerError:
-        return profile_named(found[1].lower())
+def _on(reading: Reading, hardware: str | None, notes: tuple[str, ...], questions: tuple[Question, ...]) -> Reading:
+    """The reading on a card, or with the question which one it is."""
+    notes, questions = (*reading.notes, *notes), (*reading.questions, *questions)
+    return dataclasses.replace(reading, hardware=hardware, notes=notes, questions=questions)
 
 
 def _arguments(path: Path, values: dict[str, str], lora: bool, staged: bool) -> Arguments:

@@ -3,16 +3,18 @@ commands of its CLI. NeMo 1, NeMo-Aligner and the launcher: their YAML."""
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner import library
 from planner.errors import PlannerError, shown
+from planner.trainers.megatron_bridge import recipe_releases
 from planner.trainers.megatron_bridge.of_settings import parse
+from planner.trainers.megatron_bridge.recipe_releases import Known
 from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
+from planner.trainers.nemo.releases import NEMO
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -39,6 +41,8 @@ CLASSES = {
     "MegatronCommOverlapCallback": "comm_overlap", "PackedSequenceSpecs": "data",
 }  # fmt: skip
 """Classes, and the places of a recipe where their arguments stand."""
+Found = tuple[dict[str, Any], tuple[str, ...]]
+PUBLISHED = "as NeMo 2.5 publishes it"
 WORDS = {"pretrain": "pretrain", "finetune": "lora"}
 
 
@@ -48,14 +52,22 @@ def read(path: Path, said: Given) -> Reading:
     if suffix in (".yaml", ".yml"):
         return hydra.read(path, said)
     if suffix in (".py", ".ipynb"):
-        settings, notes = _of_script(path, said)
+        settings, notes = _of_release(said, (path,), lambda one, known: _of_script(path, one, known))
     elif re.search(hydra.PROGRAM, text := read_text(path)):
         return hydra.of_command(path, said)
     elif re.search(hydra.LAUNCHER, text):
         return hydra.of_launcher(path, said)
     else:
-        settings, notes = _started(path, said) or (_of_command(path, said), ())
+        settings, notes = _started(path, said) or _of_release(said, (path,), lambda one, known: (_of_command(path, one, known), ()))
     return _reading(path, said, settings, notes)
+
+
+def _of_release(said: Given, files: tuple[Path, ...], made: Callable[[Given, Known], Found]) -> Found:
+    """Settings with the recipes of the release that files are for, and notes."""
+    known, older = recipe_releases.chosen(said, files, lambda one, recipes: made(one, recipes)[0], NEMO)
+    settings, notes = made(said, known)
+    other = any(one.startswith("recipes as") for one in older)
+    return settings, (*(one for one in notes if not (other and one.endswith(PUBLISHED))), *older)
 
 
 def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:
@@ -73,14 +85,8 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
     return parse(path, said, settings, gpus, "nemo", notes)
 
 
-def _recipes() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = library.read_yaml(Path(__file__).with_name("recipes.yaml"))
-    return data
-
-
-def _published(path: Path, said: Given, name: str, start: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _published(path: Path, said: Given, name: str, start: str, given: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """Settings of a recipe as it is called. Raises PlannerError for one that is not known."""
-    known = _recipes()
     if name not in known:
         raise PlannerError(f"{path}: recipe {shown(name)} is not among NeMo's recipes of language models that are known")
     peft = given.get("peft_scheme", "lora")
@@ -104,7 +110,7 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
 # ------------------------------------------------------------------------------------------------------------- Python
 
 
-def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _of_script(path: Path, said: Given, known: Known) -> Found:
     script = Script(path, said)
     if script.calls("HFAutoModelForCausalLM"):
         raise PlannerError(f"{path}: HFAutoModelForCausalLM trains over FSDP, which is NeMo AutoModel's; import its YAML")
@@ -121,11 +127,11 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
         call = starts[0]
         start = last_name(call.func).removesuffix("_recipe")
         words = script.keywords(call)
-        found = _published(path, said, names[0], start, words)
+        found = _published(path, said, names[0], start, words, known)
         if "trainer.plugins" in script.places():  # another one in its place
             found = {name: value for name, value in found.items() if not name.startswith("plugin.")}
         notes += [f"what {one} gives the recipe is not read" for one in words if one.startswith("**")]
-        notes.append(f"recipe {names[0]}, {start}, as NeMo 2.5 publishes it")
+        notes.append(f"recipe {names[0]}, {start}, {PUBLISHED}")
         if len(starts) > 1:
             notes.append(f"of {len(starts)} calls of the recipe, the first is read (line {call.lineno})")
     elif own:
@@ -215,7 +221,7 @@ def _factories(script: Script) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
-def _started(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+def _started(path: Path, said: Given) -> Found | None:
     """A program of the project under the options of the command that starts it; None = it starts none."""
     commands = evaluate(read_text(path), str(path), said.settings, path.parent).commands
     own = started_with(path, "\n".join(" ".join(one.words) for one in commands), "NeMo")
@@ -232,12 +238,17 @@ def _started(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]] 
     settings: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     if cli and cli[1] in WORDS and factory and not re.search(rf"def {re.escape(factory.partition('(')[0])}\b", read_text(file)):
-        settings = _of_factory(path, said, cli[1], factory)
+        settings, notes = _of_release(
+            said, (path, file), lambda one, known: (_of_factory(path, one, cli[1], factory, known) | _laid_over(words), ())
+        )
     elif factory:
         raise PlannerError(f"{path}: --factory {shown(factory)} of {file.name} is not followed; import that program")
     else:
         options = {name: str(value) for name, value in found.settings.items()}
-        settings, notes = _of_script(file, said.with_settings({**options, **said.settings}))
+        with_options = said.with_settings({**options, **said.settings})
+        settings, notes = _of_release(
+            with_options, (path, file), lambda one, known: _with(_of_script(file, one, known), words)
+        )
     settings |= _laid_over(words)
     return settings, (*found.notes, f"{file.name} is followed under the options of its command", *notes)
 
@@ -246,13 +257,17 @@ CLI = r"\bcli\.main\(\s*(?:llm\.)?(\w+)"
 """A program whose words are laid over its recipe, as those of nemo llm are.  [nemo_run/cli/api.py]"""
 
 
+def _with(found: Found, words: Mapping[str, str]) -> Found:
+    return found[0] | _laid_over(words), found[1]
+
+
 def _laid_over(words: Mapping[str, str]) -> dict[str, Any]:
     """Settings of words like trainer.num_nodes=2."""
     named = ((setting_of(place), value) for place, value in words.items())
     return {setting: parsed(value) for setting, value in named if setting is not None}
 
 
-def _of_command(path: Path, said: Given) -> dict[str, Any]:
+def _of_command(path: Path, said: Given, known: Known) -> dict[str, Any]:
     """nemo llm pretrain --factory llama3_8b trainer.num_nodes=2"""
     found = launched(path, said, r"(?:\S*/)?nemo", "llm")
     words = dict(one.partition("=")[::2] for one in found.words if "=" in one)
@@ -260,12 +275,12 @@ def _of_command(path: Path, said: Given) -> dict[str, Any]:
     factory = str(found.settings.get("factory") or "")
     if not start or not re.match(r"\w+(\(|$)", factory):
         raise PlannerError(f"{path}: no 'nemo llm pretrain' or 'nemo llm finetune' with --factory RECIPE was found")
-    return _of_factory(path, said, start, factory) | _laid_over(words)
+    return _of_factory(path, said, start, factory, known) | _laid_over(words)
 
 
-def _of_factory(path: Path, said: Given, start: str, factory: str) -> dict[str, Any]:
+def _of_factory(path: Path, said: Given, start: str, factory: str, known: Known) -> dict[str, Any]:
     """Settings of llama3_8b(num_nodes=2), as pretrain or finetune starts it."""
     name, _, arguments = factory.partition("(")
     given = {key.strip(): parsed(value.strip().strip("'\"")) for key, mark, value in
              (one.partition("=") for one in arguments.rstrip(")").split(",")) if mark}  # fmt: skip
-    return _published(path, said, name, start, given)
+    return _published(path, said, name, start, given, known)

@@ -12,7 +12,15 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading.accelerate_file import accelerate, of_accelerate
-from planner.trainers.reading.given import CONFIG_FILE, MODEL_OF_FILE, WHICH_TRAINING, Given, Question, ask, note_of_several
+from planner.trainers.reading.given import (
+    CONFIG_FILE,
+    MODEL_OF_FILE,
+    WHICH_TRAINING,
+    Given,
+    Question,
+    ask,
+    note_of_several,
+)
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, preset

@@ -91,8 +91,10 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
     sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    questions = left_open(reading, values)
-    questions += _other_hardware(reading.precision) if values["hardware"] is None else []
+    questions = [one for one in left_open(reading, values) if not (said.get("hardware") and one.name.startswith("--hardware"))]
+    asked = [one.name for one in questions]
+    missing = _other_hardware(reading.precision) if values["hardware"] is None else []
+    questions += [one for one in missing if one.name not in asked]
     if questions:
         ask("the configuration", questions)
     if reading.architecture:
