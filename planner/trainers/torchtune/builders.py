@@ -1,5 +1,6 @@
 """Models by the names of torchtune's builders, and those whose sizes a configuration writes out."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -19,6 +20,13 @@ OF_ANY_SIZE: dict[str, dict[str, Any]] = {
 OTHER_STEPS = re.compile(r"classifier|reward|clip|t5|flux|encoder")
 """Names of builders whose models have no head over the vocabulary."""
 VISION = re.compile(r"vision")
+FAMILIES = (
+    "code_llama2", "gemma", "gemma2", "llama2", "llama3", "llama3_1", "llama3_2", "llama3_3", "llama4", "mistral", "phi3", "phi4",
+    "qwen2", "qwen2_5", "qwen3", "smol",
+)
+"""Its families of language models.  [torchtune/models]"""
+WINDOWED = ("gemma2", "gemma3")
+"""Families whose builders have sliding windows; mistral and phi3 attend to all.  [models/*/_component_builders.py]"""
 TRAINABLE = ("decoder_trainable", "fusion_trainable")
 
 
@@ -40,6 +48,11 @@ def model_of(given: Settings) -> tuple[str, ModelSpec | None, str, tuple[str, ..
         return kind, _of_sizes(part, found["family"]), named.rpartition(".")[2], ()
     name = _name(found)
     model, notes = named_model(name, given.path)
+    if model is not None and model.window and found["family"] not in WINDOWED:
+        model = dataclasses.replace(model, window=0, num_windowed_layers=0)
+    if found["family"] not in FAMILIES:
+        fork = f"torchtune has no builders torchtune.models.{found['family']}, which are those of a fork"
+        notes = (*notes, f"{fork}: the model is read by its name")
     return kind, model, name, notes
 
 
