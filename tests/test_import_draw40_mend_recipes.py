@@ -29,7 +29,7 @@ def test_a_program_in_a_variable(tmp_path: Path, before: str) -> None:
 
 def test_other_programs_in_variables(tmp_path: Path) -> None:
     words = "--dataset x --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 --cutoff_len 2048"
-    line = f"CUDA_VISIBLE_DEVICES=0,1 $L train --stage sft --finetuning_type lora --model_name_or_path Qwen/Qwen2.5-7B-Instruct {words}"
+    line = f"CUDA_VISIBLE_DEVICES=0,1 $L train --stage sft --finetuning_type lora --model_name_or_path Qwen/Qwen2.5-7B {words}"
     found = read(written(tmp_path, f"L=$(command -v llamafactory-cli || true)\n{line}\n", "one.sh"))
     assert (found.trainer.split("+")[0], found.lora_rank, asked_for(found)) == ("llama-factory", 8, [])
     degrees = "--tensor_model_parallel_size 2 --micro_batch_size 1 --global_batch_size 16 --max_length 4096"

@@ -162,12 +162,12 @@ def _of_both(policy: Settings, core: Settings, native: bool, adapters: bool) -> 
         return ()
     notes, part = [], core.section("optimizer")
     if policy.section("dtensor_cfg").flag("enabled"):
-        notes.append("dtensor_cfg and megatron_cfg are both enabled: NeMo-RL of 2025 takes Megatron, as read here; later ones refuse it")
+        notes.append("dtensor_cfg and megatron_cfg are both enabled: NeMo-RL of 2025 takes Megatron, as here; later ones refuse it")
     low = str(policy.get("precision", "bfloat16")) in ("bfloat16", "float16")
     masters = part.flag("use_distributed_optimizer", True) or part.flag("bf16") or part.flag("fp16")
     if low and not masters and not adapters:
         notes.append(
-            f"{part.place}bf16 is false without use_distributed_optimizer: its optimizer keeps no fp32 copy of the weights, which no "
+            f"{part.place}bf16 is false without use_distributed_optimizer: it keeps no fp32 copy of the weights, which no "
             f"plan of 16-bit weights does without; the plan has one, 4 bytes a weight more, as {part.place}bf16=true would"
         )
     return tuple(notes)
