@@ -11,6 +11,13 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 
 NAME = re.compile(r"torchtune\.models\.(?P<family>\w+)\.(?:_\w+\.)?(?P<kind>q?lora_)?(?P<name>\w+)")
+FAMILIES = (
+    "code_llama2", "gemma", "gemma2", "llama2", "llama3", "llama3_1", "llama3_2", "llama3_3", "llama4", "mistral", "phi3", "phi4",
+    "qwen2", "qwen2_5", "qwen3", "smol",
+)
+"""Its families of language models.  [torchtune/models]"""
+WINDOWED = ("gemma2", "gemma3")
+"""Families whose builders have sliding windows; mistral and phi3 attend to all.  [models/*/_component_builders.py]"""
 SIZES = {"0_5b": "0.5b", "1_5b": "1.5b", "0_6b": "0.6b", "1_7b": "1.7b"}
 OF_ANY_SIZE: dict[str, dict[str, Any]] = {
     "llama2": {}, "code_llama2": {}, "llama3": {}, "llama3_1": {}, "llama3_2": {"tied_embeddings": True}, "mistral": {},
@@ -20,13 +27,6 @@ OF_ANY_SIZE: dict[str, dict[str, Any]] = {
 OTHER_STEPS = re.compile(r"classifier|reward|clip|t5|flux|encoder")
 """Names of builders whose models have no head over the vocabulary."""
 VISION = re.compile(r"vision")
-FAMILIES = (
-    "code_llama2", "gemma", "gemma2", "llama2", "llama3", "llama3_1", "llama3_2", "llama3_3", "llama4", "mistral", "phi3", "phi4",
-    "qwen2", "qwen2_5", "qwen3", "smol",
-)
-"""Its families of language models.  [torchtune/models]"""
-WINDOWED = ("gemma2", "gemma3")
-"""Families whose builders have sliding windows; mistral and phi3 attend to all.  [models/*/_component_builders.py]"""
 TRAINABLE = ("decoder_trainable", "fusion_trainable")
 
 

@@ -103,12 +103,12 @@ def require_builder(given: Settings, called: str, adapters: bool) -> None:
     lines = [recipe] if started else [] if given.path.suffix not in (".yaml", ".yml") else STARTED.findall(read_text(given.path))
     named = [(one[0].strip(" /"), one[1]) for line in lines for one in OF_A_KIND.finditer(line)]
     kind = "lora" if adapters else "full"
-    if not named or any(of == kind for _, of in named):
+    builder = str(given.get("model._component_"))
+    if not named or any(of == kind for _, of in named) or not builder.startswith("torchtune.models."):  # of its own, who knows
         return
     has = f"{named[0][0]} is its recipe, and model._component_ a builder {'with' if adapters else 'without'} adapters"
     if started:
         raise PlannerError(f"{given.path}: {has}: torchtune refuses it; name the other recipe, or the other builder")
-    builder = str(given.get("model._component_"))
     if given.said is None or given.said.setting("model._component_") is None:
         home, _, name = builder.rpartition(".")
         other = f"{home}.{re.sub('^q?lora_', '', name) if adapters else f'lora_{name}'}"
