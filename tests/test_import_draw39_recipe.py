@@ -215,7 +215,7 @@ def test_micro_batches_of_verl_that_all_ranks_share(tmp_path: Path) -> None:
 def test_the_sft_trainer_of_a_renamed_verl(tmp_path: Path) -> None:
     words = "data.micro_batch_size_per_gpu=4 ulysses_sequence_parallel_size=2"
     found = _read(written(tmp_path, SFT.format("own_verl", words), "run.sh"))
-    assert _values(found, "trainer", "cp", "micro_batch_size", "num_gpus") == ["verl", 2, 4, 2]
+    assert _values(found, "trainer", "cp", "micro_batch_size", "num_gpus") == ["verl+attention_kernel=fa2", 2, 4, 2]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
     model, asked = _other_sizes(policy, core, native, model, name)
-    notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()))
+    notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
@@ -154,6 +154,24 @@ def _not_as_planned(core: Settings, native: bool) -> tuple[str, ...]:
         raise not_priced(str(core.path), names, names)
     lean = [one for one in ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs") if core.flag(one)]
     return (f"{lean[0]}: the logits of all tokens, which it does not write, are in the plan",) if lean else ()
+
+
+def _of_both(policy: Settings, core: Settings, native: bool, adapters: bool) -> tuple[str, ...]:
+    """Notes about two engines that are on, and about weights of which Megatron Core keeps no copy in fp32: its distributed
+    optimizer always has one, others where their own bf16 or fp16 is true.  [megatron/core/optimizer/__init__.py]"""
+    if native:
+        return ()
+    notes, part = [], core.section("optimizer")
+    if policy.section("dtensor_cfg").flag("enabled"):
+        notes.append("dtensor_cfg and megatron_cfg are both enabled: NeMo-RL of 2025 takes Megatron, as here; later ones refuse it")
+    low = str(policy.get("precision", "bfloat16")) in ("bfloat16", "float16")
+    masters = part.flag("use_distributed_optimizer", True) or part.flag("bf16") or part.flag("fp16")
+    if low and not masters and not adapters:
+        notes.append(
+            f"{part.place}bf16 is false without use_distributed_optimizer: it keeps no fp32 copy of the weights, which no "
+            f"plan of 16-bit weights does without; the plan has one, 4 bytes a weight more, as {part.place}bf16=true would"
+        )
+    return tuple(notes)
 
 
 def _of_adapters(lora: Settings) -> tuple[str, ...]:

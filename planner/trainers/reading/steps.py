@@ -2,6 +2,7 @@
 
 import re
 
+from planner.errors import shown
 from planner.trainers.reading.given import OtherStepError
 from planner.trainers.reading.settings import Settings
 
@@ -27,6 +28,8 @@ METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "met
 """What programs call the step that they train with: sft, dpo or one of their own."""
 STEP_WORDS = re.compile(r"(train\w*_)?(objective|stage|task|trainer|mode|loss_?(type|fn)?)(_type|_name)?|rl_\w+|adv_estimator")
 """What programs call something that may be the step too, where its value says so."""
+NO_TABLE = re.compile(r"(?i)(\w+\.)?(generative_reranker|reranker|embeddings?|(seq|token)_cls|feature_extraction|question_ans)")
+"""Values of task_type, of PEFT and of ms-swift, whose loss is none over the vocabulary."""
 SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
 """Words that name no step of its own."""
 
@@ -46,6 +49,10 @@ def objective_of(given: Settings, script: str) -> str:
     for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
         words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
         foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)
+    for name in ("task_type", "lora_task_type"):
+        if NO_TABLE.fullmatch(str(given.data.get(name) or "")):
+            what = f"{given.where(name)} is {shown(given.get(name))}"
+            raise OtherStepError(f"{what}: a step without a loss over the vocabulary is not modelled")
     named = str(given.first(*METHODS, default="")).lower()
     if re.fullmatch(r"[a-z_-]{2,20}", named) and SUPERVISED.search(named) is None:
         foreign = foreign or (None if named == "dpo" else NOT_LM.get(named, named))

@@ -5,6 +5,7 @@ import re
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.values import read_text
 
 QUIET = re.compile(
     r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
@@ -87,6 +88,31 @@ def require_allowed(given: Settings, single: bool, adapters: bool) -> None:
     if given.flag("enable_fp8_training") and not single and not adapters:
         about = "products in FP8 are not modelled for torchtune; false imports the job without them"
         given.ask(Question(name="enable_fp8_training", about=about, choices=("false",)))
+
+
+STARTED = re.compile(r"^#.*\btune[ \t]+run\b(.*)$", re.MULTILINE)
+"""A command in the comments of a configuration."""
+OF_A_KIND = re.compile(r"(?:^|[\s/])(full|lora)_(?:finetune|dpo)_\w+(?:\.py)?(?=\s|$)")
+"""Recipes of torchtune by what they train."""
+
+
+def require_builder(given: Settings, called: str, adapters: bool) -> None:
+    """Raises PlannerError for a recipe of adapters over a builder of whole models, which stops at lora_rank, or the reverse, which
+    freezes nothing; asks where only the comments of the file name the recipe.  [recipes/lora_finetune_distributed.py]"""
+    recipe, started, _ = called.partition(" ")
+    lines = [recipe] if started else [] if given.path.suffix not in (".yaml", ".yml") else STARTED.findall(read_text(given.path))
+    named = [(one[0].strip(" /"), one[1]) for line in lines for one in OF_A_KIND.finditer(line)]
+    kind = "lora" if adapters else "full"
+    builder = str(given.get("model._component_"))
+    if not named or any(of == kind for _, of in named) or not builder.startswith("torchtune.models."):  # of its own, who knows
+        return
+    has = f"{named[0][0]} is its recipe, and model._component_ a builder {'with' if adapters else 'without'} adapters"
+    if started:
+        raise PlannerError(f"{given.path}: {has}: torchtune refuses it; name the other recipe, or the other builder")
+    if given.said is None or given.said.setting("model._component_") is None:
+        home, _, name = builder.rpartition(".")
+        other = f"{home}.{re.sub('^q?lora_', '', name) if adapters else f'lora_{name}'}"
+        given.ask(Question(name="model._component_", about=f"{has}, which torchtune refuses", choices=(builder, other)))
 
 
 def of_a_fork(given: Settings) -> tuple[Question, ...]:

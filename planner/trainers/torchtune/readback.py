@@ -82,6 +82,7 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
     if single and num_gpus not in (None, 1):
         raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
     own.require_allowed(given, single, bool(kind))
+    own.require_builder(given, called, bool(kind))
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
     shards = given.number("data_parallel_shard_dim", -1, -1)
@@ -111,12 +112,13 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
         about = "adapters over weights in fp32 are not priced; bf16 imports the job so"
         given.ask(Question(name="dtype", about=about, choices=("bf16",)))
     loss = str(given.get("loss._component_", "")).rpartition(".")[2]
+    pairs = loss in own.PREFERENCES or "dpo" in called
     return Reading(
-        trainer=_trainer(given, part, bool(kind)), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
+        trainer=_trainer(given, part, bool(kind), pairs), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=_length(given), precision=precision,
         optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0, lora_targets=targets,
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
-        objective="dpo" if loss in own.PREFERENCES or "dpo" in called else "lm", questions=own.of_a_fork(given),
+        objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
         notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(called)),
     )  # fmt: skip
@@ -228,10 +230,12 @@ def _targets(part: Settings) -> str:
     return "all" if part.flag("apply_lora_to_mlp") else adapter_targets(named)
 
 
-def _trainer(given: Settings, part: Settings, adapters: bool) -> str:
+def _trainer(given: Settings, part: Settings, adapters: bool, pairs: bool) -> str:
     options = {**({"compile": "on"} if own.compiles(given) else {}), **own.loss_option(given)}
+    if pairs:  # log probabilities of whole logits, whatever loss is named
+        options["loss"] = "kept"
     if adapters and part.above_zero("lora_dropout"):
         options["adapter_dropout"] = "on"
-    if not adapters:  # its recipes of adapters have no such word
-        options["optimizer_in_backward"] = "on" if given.flag("optimizer_in_bwd") else "off"
+    # Its recipes of adapters have no such word.
+    options["optimizer_in_backward"] = "on" if given.flag("optimizer_in_bwd") and not adapters else "off"
     return spell("torchtune", options)

@@ -19,7 +19,7 @@ from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
-from planner.trainers.verl.sft_words import by_tokens, of_tokens, require_adam, require_priced
+from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, require_adam, require_priced
 
 PROGRAM = (
     r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer|[\w.]+\.fsdp_sft_trainer"
@@ -271,7 +271,9 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
 
 def _trainer(part: Settings, model: Settings, megatron: bool) -> str:
     if not megatron:
-        return spell("verl", {"loss": "fused_linear"} if model.flag("use_fused_kernels") or model.flag("use_liger") else {})
+        own = model.section("override_config")
+        lean = model.flag("use_fused_kernels") or model.flag("use_liger")
+        return spell("verl", {**({"loss": "fused_linear"} if lean else {}), "attention_kernel": kernel(own)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
     options = {"gradient_dtype": "bf16"} if ddp.get("grad_reduce_in_fp32") is False else {}

@@ -7,6 +7,7 @@ import re
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import Launch
+from planner.trainers.reading.fine_tuning import KERNELS
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import not_priced, quotient
 
@@ -20,6 +21,13 @@ DECIDES = re.compile(
 )
 """What of an engine and nobody reads decides memory, by its name and value."""
 SLOW = re.compile(r"\.(attn_implementation|attention_backend) = '(eager|unfused|local)'")
+
+
+def kernel(over: Settings) -> str:
+    """Kernel of attention of its FSDP engines, which is flash attention 2 unless the model's own configuration is overridden.
+    [verl, workers/fsdp_workers.py, workers/config/model.py, trainer/fsdp_sft_trainer.py]"""
+    word = str(over.get("attn_implementation") or "")
+    return "best" if "flash_attention_3" in word else KERNELS.get(word, "fa2")
 
 
 def by_tokens(found: Launch) -> bool:

@@ -35,6 +35,7 @@ from planner.trainers.reading.shell.starting import (
     place_of_written,
     script_near,
     script_place,
+    with_program,
     without_env,
     without_places,
 )  # fmt: skip
@@ -317,7 +318,7 @@ class _Follower:
             self.behind(words[:before], partial(self.nested, written[words[place]]))
             return
         if recorded(words):
-            self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
+            self.script.commands.append(Command(with_program(words), seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
     def submitted(self, text: str) -> None:
         """Follows what a here-document gives to a batch system; its options are those of the job."""

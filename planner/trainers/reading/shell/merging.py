@@ -1,5 +1,6 @@
 """What is known behind branches of which one is taken."""
 
+import re
 from collections.abc import Sequence
 
 from planner.trainers.reading.shell.expansion import Value, Variables
@@ -16,12 +17,27 @@ def merged(before: Variables, outcomes: list[Variables], names: list[str]) -> Va
         first = values[0]
         if all(value == first for value in values) and first is not None:
             result.values[name] = first
+        elif (program := _program(values)) is not None:
+            result.values[name] = program
         elif any(_has_options(value) for value in values) or all(isinstance(value, list) for value in values):
             result.values[name] = _joined_options([value or "" for value in values], names or [name], before.values.get(name))
         else:
             inner = [one for value in values if isinstance(value, str) for one in roots(value)]
             result.values[name] = gap([*names, *inner] or [name])
     return result
+
+
+def _program(values: list[Value | None]) -> str | None:
+    """The program that all values are, wherever it lies: one of them its bare name, as which prints it, or all in folders called
+    bin, where an empty value, which starts nothing, does not count. None = another thing, or another program."""
+    there = [one for one in values if one]
+    texts = [one for one in there if isinstance(one, str) and re.fullmatch(r"(\S*/)?[A-Za-z][\w.-]*", one)]
+    names = {one.rpartition("/")[2] for one in texts}
+    if len(names) != 1 or len(texts) != len(there):
+        return None
+    lies = all(re.search(r"(^|/)bin/[^/]*$", one) for one in texts)
+    bare = len(there) == len(values) and any("/" not in one for one in texts)
+    return texts[0] if bare or lies else None
 
 
 def _has_options(value: Value | None) -> bool:

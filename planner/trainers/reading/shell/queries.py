@@ -12,8 +12,11 @@ from planner.trainers.reading.shell.text import CLOSE, is_open
 _QUERY = re.compile(
     r"""\s*(?:cat\s+(\S+)\s*\|\s*)?(?:yq|jq)(?:\s+(?:-\w|--raw-output|eval|e))*\s+(['"]?)\.([\w.]+)\2(?:\s+([^\s|<>;&]+))?\s*"""
 )
-_WHERE = re.compile(r"\s*(?:which|command\s+-v)\s+([\w.-]{1,100})\s*")
-"""Where a program lies: its name stands for it."""
+_SOUGHT = r"(?:which|command\s+-v|type\s+-[pP]|hash\s+-t)\s+(['\"]?)([\w.-]{1,100})\1(?:\s+2>\s*(?:/dev/null|&1))?"
+_WHERE = re.compile(
+    rf"\s*{_SOUGHT}\s*(?:\|\s*head\s+-n?\s*1\s*)?(?:\|\|\s*(?:true|:|exit\s+\d+|echo(?:\s+\S+)?|{_SOUGHT.replace('1)', '3)')})\s*)?"
+)
+"""Where a program lies, whatever stands in its place where it is not found: its name stands for it."""
 _SEQ = re.compile(r"\s*seq((?:\s+\S+){1,3})\s*")
 _PRINTED = re.compile(r"""\s*python3?\s+-c\s+(['"])\s*print\(\s*(?:int\()?([^'"]{1,200}?)\)?\s*\)\s*;?\1\s*""")
 """What a line of Python calculates."""
@@ -37,7 +40,7 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
 
     The config.json of a model that is known by its folder's name need not be there."""
     if (found := _WHERE.fullmatch(text)) is not None:
-        return found[1]
+        return found[2]
     if (counted := _SEQ.fullmatch(text)) is not None:
         return _numbers([expand(one) for one in counted[1].split()])
     if _GETOPT.fullmatch(text):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from planner import library
-from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots
+from planner.trainers.reading.shell.text import CLOSE, OPEN, gap, is_open, roots
 
 
 def batch_options(text: str) -> dict[str, str]:
@@ -39,6 +39,19 @@ def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
         found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
     return found
+
+
+UNKNOWN = {"megatron": r"(sft|pt|rlhf) .*--tensor_model_parallel_size\b", "swift": r"(sft|pt|rlhf) .*--model\b(?!_)",
+           "llamafactory-cli": r"train .*--(stage|finetuning_type)\b"}  # fmt: skip
+"""Programs by the words that only they take, where a variable that is not known starts them."""
+
+
+def with_program(words: list[str]) -> list[str]:
+    """A command whose program is not known, with the one that takes such words."""
+    place = next((i for i, one in enumerate(words) if re.fullmatch(f"{OPEN}[^{CLOSE}]*{CLOSE}", one)), -1)
+    behind = " ".join(words[place + 1 :])
+    found = next((name for name, form in UNKNOWN.items() if re.match(form, behind, re.DOTALL)), None) if place >= 0 else None
+    return words if found is None else [*words[:place], found, *words[place + 1 :]]
 
 
 def gpus_on_node(batch: Mapping[str, str]) -> int | None:
