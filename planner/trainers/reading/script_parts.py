@@ -44,13 +44,32 @@ def cut_length(script: Script) -> dict[str, Any]:
     cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
            if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
     if not cut:
-        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+        named = length_variables(script)
         cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
 
 
 LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
 """Variables that scripts keep the length of a sequence in."""
+SHOWS = ("print", "info", "debug", "warning", "log", "format", "generate", "GenerationConfig", "pipeline", "init")
+"""Calls that cut nothing that is trained on: they show, name or generate."""
+
+
+def length_variables(script: Script) -> list[ast.Assign]:
+    """Assignments of a length that the script reads again, other than to show it or to generate with it."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+    read: set[str] = set()
+    waiting: list[ast.AST] = [script.tree] if made else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and last_name(node.func) in SHOWS):
+            continue
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            read.add(last_name(node))
+        waiting += ast.iter_child_nodes(node)
+    return [one for one in made if last_name(one.targets[0]) in read]
+
+
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """Of PEFT, the second before its version 0.10.  [peft, utils/other.py]"""
 CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
