@@ -12,6 +12,7 @@ from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
+from planner.trainers.reading.model_notes import of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
@@ -148,6 +149,8 @@ def reading(job: FineTuning) -> Reading:
     if job.model and ENCODERS.search(job.model.lower()):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
+    adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
+    found = (*found, *of_model(model, adapted, job.lora_targets, job.lora_rank))
     frozen, noted = _frozen(job)
     plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
@@ -193,6 +196,8 @@ def _require_priced(reading: Reading, given: Settings) -> None:
         raise not_priced(str(given.path), wrong, wrong)
 
 
+HEADS = r"lm_head|output_layer|embed_out|^output$"
+"""Names of heads: embed_out is that of GPT-NeoX, output that of InternLM 2.  [transformers, models/gpt_neox]"""
 LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")
 """Names of linear layers, which modules_to_save trains as a whole."""
 
@@ -206,7 +211,7 @@ def trained_whole(given: Settings) -> str:
             what = f"{shown(layer)} is trained as a whole beside adapters, which is not priced"
             raise PlannerError(f"{given.where(name)}: {what}; --set {name}=null imports the job without")
         found = tuple(
-            table for table, names in (("embedding", r"embed|wte"), ("head", r"lm_head|output_layer"))
+            table for table, names in (("embedding", r"embed(?!_out)|wte"), ("head", HEADS))
             if any(re.search(names, str(one)) for one in words)
         )  # fmt: skip
         if found:
@@ -330,7 +335,7 @@ def optimizer(given: Settings, name: Any, setting: str) -> str:
     return OPTIMIZERS[word]
 
 
-TABLES = re.compile(r"lm_head|output_layer|embed_tokens|wte")
+TABLES = re.compile(r"lm_head|output_layer|embed_(tokens|in|out)|(word|tok)_embeddings|wte|^output$")
 """Names of tables of the vocabulary."""
 ADAPTED = ("lora_target_modules", "target_modules", "lora_target", "lora_modules")
 """Arguments that list what has adapters."""

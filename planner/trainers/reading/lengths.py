@@ -33,6 +33,7 @@ def _cuts(script: Running) -> bool:
     return any(script.keywords(one).get("truncation") for one in script.calls("tokenizer", "tokenize", "encode_plus", "processor"))
 
 
-def by_itself(data: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    """Note that the length is the default of TRL."""
-    return (BY_ITSELF,) if kind in ("trl", "old trl") and not any(one in data for one in LENGTHS) else ()
+def by_itself(data: Mapping[str, Any], kind: str, answered: int | None) -> tuple[str, ...]:
+    """Note that the length is the default of TRL, where the user has not ``answered`` it; that of DPO differs by version."""
+    unsaid = answered is None and "beta" not in data and not any(one in data for one in LENGTHS)
+    return (BY_ITSELF,) if unsaid and kind in ("trl", "old trl") else ()

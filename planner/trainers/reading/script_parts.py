@@ -82,6 +82,14 @@ def switched_on(script: Script) -> bool:
     return on or bool(script.calls("gradient_checkpointing_enable"))
 
 
+def on_one_gpu(loads: Sequence[ast.Call]) -> bool:
+    """Whether a model is loaded whole to a GPU by its number, the same in every process: device_map={"": 0}, "cuda:0"."""
+    given = [one.value for call in loads[:1] for one in call.keywords if one.arg == "device_map"]
+    places = [one.values[0] if isinstance(one, ast.Dict) and len(one.values) == 1 else one for one in given]
+    known = [one.value for one in places if isinstance(one, ast.Constant)]
+    return any(re.fullmatch(r"(cuda:)?\d+", str(one)) and not isinstance(one, bool) for one in known)
+
+
 TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """Methods of a module that turn its weights into another dtype."""
 

@@ -26,6 +26,7 @@ from planner.trainers.reading.script_parts import (
     helped,
     in_a_mapping,
     made_elsewhere,
+    on_one_gpu,
     switched_on,
     turned,
     unsloth_length,
@@ -116,11 +117,12 @@ def settings_of(
         kind = "old trl"
     settings = Settings(path, said.filled(data), said=said)
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
-    settings.asked |= taken - data.keys()  # keywords that have another name here
+    settings.one_gpu = on_one_gpu(loads) and not {"deepspeed", "fsdp"} & data.keys()
+    settings.asked |= {one for one in taken if data.get(one) is None}  # keywords that have another name here
     said.used.update(taken)
     waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
     settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
-    return settings, kind, (*notes, *lengths.by_itself(data, kind))
+    return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length))
 
 
 def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
