@@ -111,10 +111,7 @@ def settings_of(
     _require_adapters(path, said, data)
     if unsloth:
         data |= unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
-    old = "max_seq_length" in data and not unsloth
-    kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
-    if kind == "trl" and (old or "TrainingArguments" in kinds):
-        kind = "old trl"
+    kind = "unsloth" if unsloth else _kind(kinds, data)
     settings = Settings(path, said.filled(data), said=said)
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
     settings.one_gpu = on_one_gpu(loads) and not {"deepspeed", "fsdp"} & data.keys()
@@ -123,6 +120,13 @@ def settings_of(
     waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
     settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
     return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length))
+
+
+def _kind(kinds: set[str], data: Mapping[str, Any]) -> str:
+    """Of whose trainer a program is, unsloth's aside, by the classes that it calls and their arguments."""
+    if not any(one.startswith(("SFT", "DPO")) for one in kinds):
+        return "transformers"
+    return "old trl" if "max_seq_length" in data or "TrainingArguments" in kinds else "trl"
 
 
 def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
