@@ -39,18 +39,6 @@ def held(script: Script, call: ast.Call) -> bool:
     return any(one.startswith("**") or (one == BATCH and one not in named and is_open(str(words[one]))) for one in words)
 
 
-def cut_length(script: Script) -> dict[str, Any]:
-    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
-    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
-           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
-    if not cut:
-        named = length_variables(script)
-        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
-    return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
-
-
-LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
-"""Variables that scripts keep the length of a sequence in."""
 SHOWS = ("print", "info", "debug", "warning", "log", "format", "generate", "GenerationConfig", "pipeline", "init")
 """Calls that cut nothing that is trained on: they show, name or generate."""
 
@@ -70,6 +58,18 @@ def length_variables(script: Script) -> list[ast.Assign]:
     return [one for one in made if last_name(one.targets[0]) in read]
 
 
+def cut_length(script: Script) -> dict[str, Any]:
+    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
+    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
+           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    if not cut:
+        named = length_variables(script)
+        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
+    return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
+"""Variables that scripts keep the length of a sequence in."""
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """Of PEFT, the second before its version 0.10.  [peft, utils/other.py]"""
 CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
