@@ -88,6 +88,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 size = "0.6"
 model = AutoModelForCausalLM.from_pretrained(f"Qwen/Qwen3-{size}B", torch_dtype="float16")
 block_size = 2048
+d = chunks(rows, block_size)
 args = TrainingArguments(per_device_train_batch_size=1, gradient_accumulation_steps=8, fp16=True, gradient_checkpointing=True,
                          deepspeed="ds.json")
 Trainer(model=model, args=args, train_dataset=d).train()

@@ -138,12 +138,13 @@ def _precision(given: Settings) -> str:
     [utils/config, resolve_dtype; utils/schemas/config.py]"""
     if given.flag("fp8"):
         return "fp8"
-    fp16, said = given.get("fp16") not in (None, False, "false"), given.get("bf16")
+    half = {one: str(given.get(one)).lower() not in ("none", "false", "auto") for one in ("fp16", "bfloat16", "float16")}
+    fp16, said = half["fp16"], given.get("bf16")
     if "bf16" not in given.data or str(said).lower() == "auto":
         said = not fp16
-    if said not in (None, False, "false") or given.flag("bfloat16"):
+    if said not in (None, False, "false") or half["bfloat16"]:
         return "bf16"
-    return "fp16" if fp16 or given.flag("float16") else "fp32"
+    return "fp16" if fp16 or half["float16"] else "fp32"
 
 
 def _bits(given: Settings) -> int:

@@ -13,9 +13,9 @@ from planner.trainers.megatron_bridge.recipes import Recipes
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question
 from planner.trainers.reading.python_text import is_main, last_name, option_names
+from planner.trainers.reading.running import WithModules
 from planner.trainers.reading.settings import beside, rooted
 from planner.trainers.reading.shell.text import CLOSE, OPEN, gap, is_open, roots, shown_text
-from planner.trainers.reading.training_scripts import WithModules
 
 MOST_INLINED, MOST_ROUNDS = 8, 64
 """Functions that call functions, and rounds of a loop."""

@@ -12,7 +12,7 @@ from planner.model import load_model
 from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
-from planner.trainers.mlperf import machines, words
+from planner.trainers.mlperf import systems, words
 from planner.trainers.mlperf.words import true
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -97,7 +97,7 @@ def read(path: Path, given: Given) -> Reading:
     if (gpus := given.num_gpus or found.num_gpus) is None:
         questions.append(Question(name="DGXNGPU", about="GPUs of a node", choices=("8", "4")))
     if questions:
-        ask(str(path), [*questions, *machines.hardware(path, values, each)[2]])
+        ask(str(path), [*questions, *systems.hardware(path, values, each)[2]])
     assert gpus is not None
     degrees = found.number("tensor_model_parallel_size", 1) * found.number("pipeline_model_parallel_size", 1)
     replicas = max(gpus // (degrees * found.number("context_parallel_size", 1)), 1)
@@ -105,7 +105,7 @@ def read(path: Path, given: Given) -> Reading:
     found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": whole}
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
-    reading = _noted(_on(reading_of(found, said), *machines.hardware(path, values, each)), values, script, place, bool(mapped))
+    reading = _noted(_on(reading_of(found, said), *systems.hardware(path, values, each)), values, script, place, bool(mapped))
     reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
         on = words.fp8_attention(values)

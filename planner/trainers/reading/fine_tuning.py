@@ -17,6 +17,7 @@ from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
+from planner.trainers.reading.model_notes import of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
@@ -149,6 +150,8 @@ def reading(job: FineTuning) -> Reading:
     if job.model and ENCODERS.search(job.model.lower()):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
+    adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
+    found = (*found, *of_model(model, adapted, job.lora_targets, job.lora_rank))
     frozen, noted = _frozen(job)
     tensors, apart = _of_tensors(job, model, frozen)
     # unsloth may give tensors adapters of its own
@@ -213,6 +216,8 @@ def _require_priced(reading: Reading, given: Settings, asked: Sequence[str]) -> 
         raise not_priced(str(given.path), wrong, wrong)
 
 
+HEADS = r"lm_head|output_layer|embed_out|^output$"
+"""Names of heads: embed_out is that of GPT-NeoX, output that of InternLM 2.  [transformers, models/gpt_neox]"""
 LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")
 """Names of linear layers, which modules_to_save trains as a whole."""
 
@@ -226,7 +231,7 @@ def trained_whole(given: Settings) -> str:
             what = f"{shown(layer)} is trained as a whole beside adapters, which is not priced"
             raise PlannerError(f"{given.where(name)}: {what}; --set {name}=null imports the job without")
         found = tuple(
-            table for table, names in (("embedding", r"embed|wte"), ("head", r"lm_head|output_layer"))
+            table for table, names in (("embedding", r"embed(?!_out)|wte"), ("head", HEADS))
             if any(re.search(names, str(one)) for one in words)
         )  # fmt: skip
         if found:

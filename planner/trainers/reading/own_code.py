@@ -20,6 +20,7 @@ from planner.trainers.reading.programs import (
 )
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.running import WithModules
 from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
@@ -29,7 +30,6 @@ from planner.trainers.reading.training_scripts import (
     CONFIGS,
     FOREIGN,
     TRAINERS,
-    WithModules,
     adapters,
     loaded_by_trainer,
     loads_model,

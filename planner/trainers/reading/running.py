@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.modules import FAR, with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import FileSettings
@@ -29,11 +30,24 @@ class Running(Script):
         super().__init__(path, said)
         self._under = dict(_conditions(self.tree))
         self._asking: set[int] = set()
+        self._out: tuple[frozenset[str], int] = (frozenset(), LAST)
         self._known: dict[int, Any] = {}  # what conditions are that were asked for by themselves
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with such a last name that may run."""
-        return [one for one in super().calls(*names) if self.runs(one) is not False]
+        return [one for one in super().calls(*names) if not self._left_out(one) and self.runs(one) is not False]
+
+    def home_of(self, node: ast.expr) -> str:
+        """The function that an expression stands in, '' on the level of the module."""
+        return self._under.get(id(node), ((), ""))[1]
+
+    def leave_out(self, functions: frozenset[str] = frozenset(), behind: int = LAST) -> None:
+        """From now on what stands in some functions does not count, nor what the module does behind a line."""
+        self._out = (functions, behind)
+
+    def _left_out(self, node: ast.expr) -> bool:
+        home = self.home_of(node)
+        return home in self._out[0] if home else self._out[1] < node.lineno < FAR
 
     def runs(self, call: ast.Call, depth: int = 0) -> bool | None:
         """Whether a call is made; None = its conditions are not known."""
@@ -52,7 +66,7 @@ class Running(Script):
         makes the class ``owner`` whose method that is."""
         tests, home = self._under.get(id(node), ((), ""))
         called = home in ("", "main") or bool(self.calls(owner if owner and home == "__init__" else home))
-        return called and self._holds(tests) is not False
+        return called and not self._left_out(node) and self._holds(tests) is not False
 
     def behind(self, call: ast.Call, others: Sequence[ast.Call]) -> bool:
         """Whether a call stands behind one of some others in the same function."""
@@ -221,6 +235,14 @@ class Running(Script):
         if len(some) > 1 and kept and kept[-1].value is not None and [one for one in met if one is not False][-1]:
             kept[-1] = replace(kept[-1], sure=True)
         return super()._decided(kept or some, name)
+
+
+class WithModules(Running):
+    """A script with what it imports from its project."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        """Its own tree, and the definitions that it imports."""
+        return with_modules(tree, self.path)
 
 
 def _called_in(node: ast.expr) -> ast.expr:

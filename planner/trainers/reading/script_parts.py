@@ -40,6 +40,25 @@ def held(script: Script, call: ast.Call) -> bool:
     return any(one.startswith("**") or (one == BATCH and one not in named and is_open(str(words[one]))) for one in words)
 
 
+SHOWS = ("print", "info", "debug", "warning", "log", "format", "generate", "GenerationConfig", "pipeline", "init")
+"""Calls that cut nothing that is trained on: they show, name or generate."""
+
+
+def length_variables(script: Script) -> list[ast.Assign]:
+    """Assignments of a length that the script reads again, other than to show it or to generate with it."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+    read: set[str] = set()
+    waiting: list[ast.AST] = [script.tree] if made else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and last_name(node.func) in SHOWS):
+            continue
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            read.add(last_name(node))
+        waiting += ast.iter_child_nodes(node)
+    return [one for one in made if last_name(one.targets[0]) in read]
+
+
 def cut_length(script: Script) -> dict[str, Any]:
     """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
     idle = _never_made(script)
@@ -47,7 +66,7 @@ def cut_length(script: Script) -> dict[str, Any]:
     given = [script.keywords(one) for one in calls]
     cut = [one["max_length"] for one in given if one.get("truncation") and isinstance(one.get("max_length"), int)]
     if not cut:
-        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+        named = length_variables(script)
         cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
     if not cut:  # what a class or function of the script is given for it
         own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
@@ -73,6 +92,14 @@ def switched_on(script: Script) -> bool:
     prepared = [script.keywords(one) for one in script.calls(*PREPARES)]
     on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
     return on or bool(script.calls("gradient_checkpointing_enable"))
+
+
+def on_one_gpu(loads: Sequence[ast.Call]) -> bool:
+    """Whether a model is loaded whole to a GPU by its number, the same in every process: device_map={"": 0}, "cuda:0"."""
+    given = [one.value for call in loads[:1] for one in call.keywords if one.arg == "device_map"]
+    places = [one.values[0] if isinstance(one, ast.Dict) and len(one.values) == 1 else one for one in given]
+    known = [one.value for one in places if isinstance(one, ast.Constant)]
+    return any(re.fullmatch(r"(cuda:)?\d+", str(one)) and not isinstance(one, bool) for one in known)
 
 
 TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}

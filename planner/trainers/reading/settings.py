@@ -37,6 +37,8 @@ class Settings:
         self.asked: set[str] = set() if asked is None else asked
         self.late: list[Question] = []
         """What its program leaves open, to be asked where nothing refuses the job."""
+        self.one_gpu = False
+        """Its program puts the whole model on one GPU by its number."""
         self.built = ""
         """The step of the trainer that its program builds, lm or dpo; empty = not known."""
 
@@ -107,6 +109,9 @@ class Settings:
         if value is None or isinstance(value, bool):
             return default if value is None else value
         text = str(value).lower()
+        if text not in _TRUE + _FALSE and self.said is not None:  # a word of the program's own: asked with all else that is open
+            self.ask(Question(name=f"{self.place}{name}", about=f"it is {shown(value)}", choices=SWITCHED))
+            return default
         if text not in _TRUE + _FALSE:
             raise PlannerError(f"{self.where(name)} is {shown(value)}; it must be true or false")
         return text in _TRUE

@@ -9,21 +9,19 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading import own_passes, own_weights
+from planner.trainers.reading import lengths, own_passes, own_weights, several_trainers
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import loading
-from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
-from planner.trainers.reading.running import Running
+from planner.trainers.reading.running import Running, WithModules
 from planner.trainers.reading.script_parts import (
     BATCH,
     CHECKPOINTS,
     OF_ANOTHER,
     bases_of,
     builds_a_model,
-    cut_length,
     derived_from,
     held,
     helped,
@@ -31,6 +29,7 @@ from planner.trainers.reading.script_parts import (
     lists_all_linear,
     made_elsewhere,
     on_cpus,
+    on_one_gpu,
     several_trainings,
     switched_on,
     turned,
@@ -67,14 +66,6 @@ OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|Questi
 """Classes of models that are no decoders."""
 
 
-class WithModules(Running):
-    """A script with what it imports from its project."""
-
-    def whole(self, tree: ast.Module) -> ast.Module:
-        """Its own tree, and the definitions that it imports."""
-        return with_modules(tree, self.path)
-
-
 def settings_of(
     path: Path, said: Given, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
@@ -87,7 +78,7 @@ def settings_of(
     if not builds or _takes_from_its_project(script) or not (script.calls("from_pretrained") or _named(script)):
         script = WithModules(path, under)
     _require_training(script)
-    notes: list[str] = []
+    notes = several_trainers.only_one(script, CONFIGS, TRAINERS)
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
     if not loads and script.calls("UnslothTrainer", "UnslothTrainingArguments"):
@@ -116,24 +107,29 @@ def settings_of(
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
-        data |= cut_length(script)
+        data |= lengths.said(script, notes)
     _put_checkpointing(script, said, data, unsloth)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     _require_adapters(path, said, data)
     if unsloth:
         data |= unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
-    old = "max_seq_length" in data and not unsloth
-    kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
-    if kind == "trl" and (old or "TrainingArguments" in kinds):
-        kind = "old trl"
+    kind = "unsloth" if unsloth else _kind(kinds, data)
     settings = Settings(path, said.filled(data), said=said)
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
-    settings.asked |= taken - data.keys()  # keywords that have another name here
+    settings.one_gpu = on_one_gpu(loads) and not {"deepspeed", "fsdp"} & data.keys()
+    settings.asked |= {one for one in taken if data.get(one) is None}  # keywords that have another name here
     said.used.update(taken)
     waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
     settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
-    return settings, kind, tuple(notes)
+    return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length))
+
+
+def _kind(kinds: set[str], data: Mapping[str, Any]) -> str:
+    """Of whose trainer a program is, unsloth's aside, by the classes that it calls and their arguments."""
+    if not any(one.startswith(("SFT", "DPO")) for one in kinds):
+        return "transformers"
+    return "old trl" if "max_seq_length" in data or "TrainingArguments" in kinds else "trl"
 
 
 def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:

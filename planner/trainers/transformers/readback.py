@@ -42,7 +42,7 @@ def read(path: Path, said: Given) -> Reading:
     bare = program is not None and not found.settings and not found.words
     if program is not None and bare and BUILT.search(read_text(program)):  # its values are its own
         own, kind, notes = settings_of(program, said)
-        gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" else None)
+        gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" or own.one_gpu else None)
         return parse(own, HABITS[kind], gpus, found.sharding, found.program, (*found.notes, *notes))
     take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
     if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):

@@ -32,7 +32,7 @@ def read(path: Path, said: Given) -> Reading:
     suffix = path.suffix.lower()
     if suffix in (".py", ".ipynb"):
         settings, kind, notes = settings_of(path, said)
-        gpus = said.num_gpus or (1 if kind == "unsloth" else None)
+        gpus = said.num_gpus or (1 if kind == "unsloth" or settings.one_gpu else None)
         return parse(settings, HABITS[kind], gpus, notes=notes)
     if suffix in (".yaml", ".yml", ".json"):
         read, notes = over_recipe(path, file_settings(path, "a recipe of TRL"), said)
