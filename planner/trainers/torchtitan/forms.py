@@ -129,7 +129,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
-    other["questions"] += require_states(path, _table(data, "optimizer"))
+    other["questions"] += require_states(path, _table(data, "optimizer"), str(_table(data, "training").get("dtype", "float32")))
     notes += [*own_layers(model), *of_replicas(data)]
     if _table(data, "optimizer").get("implementation") == "for-loop":
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
