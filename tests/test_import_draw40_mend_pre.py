@@ -1,4 +1,4 @@
-"""What a strict reading of small files of Megatron, its forks, nanotron, LitGPT and torchtitan found beside a plan, and the rules."""
+"""Rules for what a strict reading of files of Megatron, its forks, nanotron, LitGPT and torchtitan found beside a plan."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.trainer import load_trainer
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
 from planner.workload import Workload
 
@@ -124,7 +124,8 @@ def test_torch_softmax_is_noted_where_attention_is_unfused(tmp_path: Path) -> No
     assert "4 bytes each" in notes("--deepspeed --zero-stage 1")[0]
     assert notes("--attention-backend unfused") and not notes("")
     assert not notes("--deepspeed --zero-stage 1 --use-flash-attn")
-    assert "no_masked_softmax_fusion" not in script(tmp_path, megatron("--no-masked-softmax-fusion --attention-backend unfused")).noise
+    noise = script(tmp_path, megatron("--no-masked-softmax-fusion --attention-backend unfused")).noise
+    assert "no_masked_softmax_fusion" not in noise
 
 
 def test_a_refusal_names_unknown_flags_too(tmp_path: Path) -> None:
@@ -180,10 +181,14 @@ def test_nanotron_without_fp32_gradients_is_bf16_alone(tmp_path: Path, zero: int
 
 def test_layers_of_nanotrons_stages_by_a_list(tmp_path: Path) -> None:
     for first, last in ((8, 8), (11, 5)):
-        fields = nanotron(tmp_path, f", pp_layer_partition: [{first}, {last}]").fields
+        found = nanotron(tmp_path, f", pp_layer_partition: [{first}, {last}]")
+        plan, fields = to_plan(found), found.fields
+        assert np.max(plan.layout.first_stage_layers) == first and found.trainer == "nanotron+stage_layers=listed"
         assert (fields["first_stage_layers"], fields["last_stage_layers"]) == (first, last)
-    with pytest.raises(PlannerError, match="is not a list of 2"):
+    with pytest.raises(PlannerError, match="not a list of 2"):
         nanotron(tmp_path, ", pp_layer_partition: [4, 4, 8]")
+    with pytest.raises(PlannerError, match="not the 16 layers"):
+        nanotron(tmp_path, ", pp_layer_partition: [4, 4]")
 
 
 def test_a_key_of_the_data_may_stand_twice(tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     _strategy(found)
     _mixed_methods(found)
     _of_dense_layers(found)
-    _other_method(found)
     waiting = bool(found.questions)
     if found.get("no_cuda"):
         what = "--no-cuda: it trains on CPUs, which no plan is for; --set no_cuda=false imports the job for GPUs"
@@ -211,6 +210,7 @@ def _strangers(found: Arguments) -> list[Question]:
     for name in (one for one in unknown(found) if is_open(one)):  # --$DTYPE: what it is, a variable says
         for variable in roots(name):
             ask_for(found, name, (variable,), None)
+    _other_method(found)
     return [Question(name=name, about=about, choices=("false",)) for name in strangers(found)]
 
 

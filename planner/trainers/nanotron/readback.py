@@ -110,7 +110,7 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         "zero": min(level, 1),
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
-    fields |= _dealt(path, parallel, pp)
+    dealt = _dealt(path, parallel, pp, model_spec.num_layers if model_spec is not None else None)
     waits = split and tp > 1 and not parallel.get("tp_linear_async_communication")
     lengths = lengths_of(data) or [length]
     questions = list(own_layers(model, given))
@@ -118,7 +118,8 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         about = f"stages of the data have {' and '.join(str(one) for one in lengths)} tokens"
         questions.append(dataclasses.replace(NEEDED["sequence_length"], about=about))
     return Reading(
-        trainer=spell("nanotron", {"tp_overlap": "off"} if waits else {}), fields=fields, num_gpus=dp * pp * tp,
+        trainer=spell("nanotron", ({"tp_overlap": "off"} if waits else {}) | ({"stage_layers": "listed"} if dealt else {})),
+        fields=fields | dealt, num_gpus=dp * pp * tp,
         global_batch_size=micro * steps * dp,
         sequence_length=lengths[0] if len(lengths) == 1 else None, architecture=rows_of(model, tp),
         precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=model_spec,
@@ -165,15 +166,17 @@ def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
         raise PlannerError(f"{said}; --set parallelism.{name}=null imports the job without it")
 
 
-def _dealt(path: Path, parallel: Mapping[str, Any], pp: int) -> dict[str, int]:
+def _dealt(path: Path, parallel: Mapping[str, Any], pp: int, total: int | None) -> dict[str, int]:
     """Layers of the first and the last stage, where a fork's list says them. Raises PlannerError for other lists."""
     layers = parallel.get(DEALT)
     if layers in (None, False, [], {}):
         return {}
     where = f"{path}: parallelism.{DEALT} {shown(layers)}"
+    sets = f"--set parallelism.{DEALT}=null imports the job without it"
     if not isinstance(layers, list) or len(layers) != pp or not all(type(one) is int and one > 0 for one in layers):
-        sets = f"--set parallelism.{DEALT}=null imports the job without it"
         raise PlannerError(f"{where} is not a list of {pp} numbers of layers; {sets}")
+    if sum(layers) != (total or sum(layers)):
+        raise PlannerError(f"{where} is not the {total} layers of the model; {sets}")
     stage_ends(layers, where)
     return {"first_stage_layers": layers[0], "last_stage_layers": layers[-1]} if pp > 1 else {}
 
