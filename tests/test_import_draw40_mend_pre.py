@@ -112,6 +112,7 @@ def test_tasks_are_no_count_of_torchruns_processes(tmp_path: Path) -> None:
 def test_torchrun_without_a_count_is_one_process(tmp_path: Path) -> None:
     found = script(tmp_path, megatron("", "torchrun"))
     assert found.num_gpus == 1 and any("one process" in one for one in found.notes)
+    assert script(tmp_path, megatron("", "torchrun --standalone")).num_gpus == 1
     assert script(tmp_path, megatron("", "torchrun --nnodes 2")).num_gpus == 2
     assert script(tmp_path, megatron("", "torchrun $DISTRIBUTED")).num_gpus is None
 
