@@ -14,8 +14,6 @@ STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
 """Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
 TYPES = re.compile(r"dtype|precision|bf16|fp(8|16)|quant")
 """Words of [optimizer] that may be of the states, or of a product within the step."""
-STATE_TYPES, BITS = r"(optim(izer)?_)?states?_dtype", {"bf16": "bfloat16", "torch.bfloat16": "bfloat16"}
-"""The dtype of states alone, by its name in forks, and how it is written."""
 LAYERS = re.compile(r"name|flavor|norm_type|tokenizer\w*|hf_\w+|converters|print_\w+|model_args|\w*path\w*|\w*(token|tokens)")
 """Words of [model] that torchtitan has, or that make no other layers."""
 LINEAR, GROUPED = r"float8|mx|(quantize\.)?(linear|dense)\.(float8|mx)", r"(quantize\.)?(grouped_mm|moe)\.(float8|mx)"
@@ -27,16 +25,14 @@ KERNELS = "primus_turbo"
 BACKENDS = ("standard", "deepep", "hybridep")
 
 
-def require_states(path: Path, optimizer: Mapping[str, Any], dtype: str) -> list[Question]:
-    """What is asked about words of the optimizer that may be of its states; one that says the ``dtype`` of the weights,
-    which states have by themselves, is not. Raises PlannerError for those that are."""
+def require_states(path: Path, optimizer: Mapping[str, Any]) -> list[Question]:
+    """What is asked about words of the optimizer that may be of its states. Raises PlannerError for those that are."""
     usual = ("", "float32", "fp32", "torch.float32")
     on = [one for one, value in optimizer.items() if value is True or (isinstance(value, str) and value not in usual)]
     states = [f"optimizer.{one}" for one in on if STATES.search(one) and not TYPES.search(one)]
     if states:
         raise not_priced(str(path), states, states)
-    same = {one for one in on if re.fullmatch(STATE_TYPES, one) and BITS.get(str(optimizer[one]), optimizer[one]) == dtype}
-    return [setting_of_a_fork(f"optimizer.{one}", "torchtitan") for one in on if TYPES.search(one) and one not in same]
+    return [setting_of_a_fork(f"optimizer.{one}", "torchtitan") for one in on if TYPES.search(one)]
 
 
 def of_its_kind(name: str) -> list[Question]:
