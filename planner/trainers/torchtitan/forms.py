@@ -148,9 +148,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
 def _of_states(data: Mapping[str, Any]) -> dict[str, Any]:
     """[optimizer] without the type of the states where that is the weights', which states have by themselves."""
     weights, kinds = str(_table(data, "training").get("dtype", "float32")), {"bf16": "bfloat16"}
-    types = {one: str(value).removeprefix("torch.") for one, value in _table(data, "optimizer").items() if re.fullmatch(STATE_TYPE, one)}
+    table = _table(data, "optimizer")
+    types = {one: str(value).removeprefix("torch.") for one, value in table.items() if re.fullmatch(STATE_TYPE, one)}
     same = [one for one, kind in types.items() if kinds.get(kind, kind) == weights]
-    return {one: value for one, value in _table(data, "optimizer").items() if one not in same}
+    return {one: value for one, value in table.items() if one not in same}
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
