@@ -228,6 +228,13 @@ class Kernels:
     loss_passes = _factor("passes", "loss")
     separate_projections = _named("unfused", "projections")
 
+    def query_adapters(self, targets: str) -> float:
+        """Times that an adapter's rank stands before query, key and value: once for each that it changes, but once for all where
+        one adapter changes what one projection puts out.  [peft, tuners/lora; litgpt/lora.py, LoRAQKVLinear: lora_A]"""
+        if not (self.separate_projections or "fused_qkv_adapters" in self.unfused):
+            return 1.0
+        return 2.0 if targets == "qv" else 3.0
+
     @property
     def linear_experts(self) -> bool:
         """Experts are linear layers, which adapters and quantisation find: not where plain torch holds all of them in one tensor.

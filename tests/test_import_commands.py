@@ -200,7 +200,8 @@ def test_a_script_that_names_its_yaml_of_megatron(tmp_path: Path) -> None:
     (tmp_path / "conf" / "gpt.yaml").write_text(YAML)
     found = reading(tmp_path, "t.sh", text)
     assert (found.fields["tp"], found.num_gpus, found.global_batch_size, found.sequence_length) == (2, 8, 64, 2048)
-    assert reading(tmp_path, "t.sh", text + " --seq-length 1024").sequence_length == 1024
+    found = reading(tmp_path, "t.sh", text + " --seq-length 1024")
+    assert found.sequence_length == 2048 and any("--seq-length of the command line" in one for one in found.notes)
 
 
 MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16

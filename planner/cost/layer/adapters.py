@@ -50,7 +50,7 @@ def pieces(shard: Shard, name: str) -> float:
     if not kernels.separate_projections or (name.startswith("experts") and not kernels.linear_experts):
         return 1.0
     if name == "qkv" and not shard.model.is_mla:
-        return 2.0 if shard.workload.lora_targets == "qv" else 3.0
+        return shard.trainer.kernels.query_adapters(shard.workload.lora_targets)
     return 2.0 if name.endswith("_up") and shard.model.gated and not name.startswith("mla") else 1.0
 
 
@@ -63,17 +63,18 @@ def adapters_of(
     """
     if not adapted(shard, name):
         return []
-    rank, count, e = float(shard.workload.lora_rank), pieces(shard, name), shard.element
+    model, count, e = shard.model, pieces(shard, name), shard.element
+    rank = float(shard.workload.lora_rank)
+    side = shard.trainer.kernels.query_adapters(shard.workload.lora_targets) if name == "qkv" and not model.is_mla else count
     if name == "qkv" and shard.workload.lora_targets == "qv" and not shard.model.is_mla:
-        model = shard.model
         n = n * (model.query_size + model.value_size) / (model.query_size + model.key_size + model.value_size)
     rows = m * groups
     inputs = rows * k * own_input(shard) * count
     outputs, launches = rows * n, (count, 2.0 * count)
     common = {"groups": groups, "low_precision": False, "launches": launches}
     return [
-        Gemm(name=f"{name}_lora_a", m=m, n=count * rank, k=k, kept=inputs, **common),  # type: ignore[arg-type]
-        Gemm(name=f"{name}_lora_b", m=m, n=n, k=rank, kept=rows * count * rank * e, **common),  # type: ignore[arg-type]
+        Gemm(name=f"{name}_lora_a", m=m, n=side * rank, k=k, kept=inputs, **common),  # type: ignore[arg-type]
+        Gemm(name=f"{name}_lora_b", m=m, n=n, k=rank, kept=rows * side * rank * e, **common),  # type: ignore[arg-type]
         MemoryBound(name=f"{name}_lora_add", kind="elementwise", forward=outputs * (3 * e + ADAPTER_SCALE_BYTES),
                     backward=outputs * ADAPTER_SCALE_BYTES + 3 * e * rows * k * count, launches=(2.0 * count, 2.0 * count)),
     ]  # fmt: skip

@@ -104,7 +104,8 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     dense, expert = base_bytes(workload, trainer, parameters)
     resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
     extra = parameters.adapters * (workload.lora_rank > 0) * trainer.stored.weight_bytes
-    buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
+    wrapped = (zero < 1) | (workload.precision == "bf16_true")  # without fp32 gradients of its own DDP stays under ZeRO 1
+    buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & wrapped)
     if workload.reference:
         extra = extra + per_rank(parameters.dense, parameters.expert, 3) * gathered_bytes(workload)
     held = {

@@ -274,11 +274,12 @@ def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None)
     separate = kernels is not None and kernels.separate_projections
     model, targets, pairs = workload.model, workload.lora_targets, 1.0 + separate * (workload.model.num_mlp_matrices - 2)
     h, matrices, own = float(model.hidden_size), model.num_mlp_matrices - 1, model.linear
+    side = kernels.query_adapters(targets) if kernels is not None else 1.0
     attends, linear = (sum(one.share for one in model.layer_kinds if one.mixer == name) for name in ("attention", "linear"))
     mlps = sum(one.share for one in model.layer_kinds if one.mlp)
     if targets == "qv":
-        return attends * ((2.0 if separate else 1.0) * h + model.query_size + model.value_size), 0.0, np.zeros((1, 1))
-    attention = (3.0 if separate else 1.0) * h + model.query_size + model.query_gate_size + model.key_size + model.value_size
+        return attends * (side * h + model.query_size + model.value_size), 0.0, np.zeros((1, 1))
+    attention = side * h + model.query_size + model.query_gate_size + model.key_size + model.value_size
     attention += (model.attention_output_size + h) * (targets != "qkv")
     mixer = attends * attention + (linear * (2.0 * h + own.input_size + own.value_size) if own and targets == "all" else 0.0)
 

@@ -115,7 +115,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         trainer=spell(trainer, options), architecture=tables, fields=fields, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length,
         precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
-        optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
+        optimizer=_optimizer(given, adapters), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
         frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *noted),
     )  # fmt: skip
     return _with_the_rest(given, reading)
@@ -215,7 +215,8 @@ def _of_lora(path: Path) -> tuple[str, tuple[str, ...]]:
     return ("litgpt", ()) if known else ("litgpt@0.5", ("the project takes LitGPT before 0.5.11: LoRA shards flat parameters",))
 
 
-def _optimizer(given: Settings) -> str:
+def _optimizer(given: Settings, adapters: bool) -> str:
+    """As it is named; beside quantised weights LitGPT makes PagedAdamW of bitsandbytes, whatever AdamW is named."""
     named: Any = given.get("optimizer", "AdamW")
     if isinstance(named, dict):
         part = given.section("optimizer")
@@ -223,4 +224,6 @@ def _optimizer(given: Settings) -> str:
         if part.section("init_args").flag("amsgrad"):
             about = "a third state, the largest second moment, which no plan has; false imports the job without it"
             given.ask(Question(name="optimizer.init_args.amsgrad", about=about, choices=("false",)))
-    return optimizer(given, str(named).rpartition(".")[2], "optimizer")
+    name = str(named).rpartition(".")[2]
+    paged = adapters and given.get("quantize") is not None and "AdamW" in name  # [litgpt/utils.py, instantiate_bnb_optimizer]
+    return optimizer(given, "PagedAdamW" if paged else name, "optimizer")

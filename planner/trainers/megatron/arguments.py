@@ -28,6 +28,15 @@ LISTS = ("recompute_modules", "cp_comm_type", "rampup_batch_size")
 """Flags that take several values."""
 
 
+SWITCHED_OFF = {
+    "add_bias_linear": "disable_bias_linear", "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
+    "masked_softmax_fusion": "no_masked_softmax_fusion", "bias_gelu_fusion": "no_bias_gelu_fusion",
+    "bias_swiglu_fusion": "no_bias_swiglu_fusion", "bias_dropout_fusion": "no_bias_dropout_fusion",
+    "gradient_accumulation_fusion": "no_gradient_accumulation_fusion", "apply_rope_fusion": "no_rope_fusion",
+}  # fmt: skip
+"""Fields that are true by themselves -> the flag that switches them off, which a mapping says as false."""
+
+
 class Arguments(dict[str, Any]):
     """Name of an argument, without dashes -> True, False, None, a text or a list of texts."""
 
@@ -157,6 +166,10 @@ def of_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in data.items():
         found |= of_sections(value) if isinstance(value, Mapping) else {str(name): value}
+    for name, flag in SWITCHED_OFF.items():
+        if str(found.get(name)).lower() == "false":
+            del found[name]
+            found[flag] = True
     if found.get("activation_func") == "swiglu":
         found["swiglu"] = True
     if not found.get("cpu_offloading"):  # what it would move

@@ -6,13 +6,16 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron import deepspeed_experts
-from planner.trainers.megatron.arguments import Arguments, unknown
+from planner.trainers.megatron.arguments import Arguments, listed_arguments, unknown
+from planner.trainers.megatron.sizes import OTHER_MODELS, own_layers
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets, layers_beside
 from planner.trainers.reading.given import OtherStepError
 from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 
+OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
+"""Words of forks for the length of sequences."""
 RENAMED = {
     "moe_intermediate_size": "moe_ffn_hidden_size", "moe_num_experts": "num_experts", "moe_top_k": "moe_router_topk",
     "overlapped_distributed_optimizer": "use_distributed_optimizer", "causal_lm": "untie_embeddings_and_output_weights",
@@ -251,7 +254,18 @@ def refuse(found: Arguments) -> None:
         if name in NOT_PRICED or (DECIDES.fullmatch(name) and not HARMLESS.fullmatch(name)) or _other_optimizer(name, value)
     ]  # fmt: skip
     if wrong:
-        raise not_priced(found.where, [found.spelled(one) for one in wrong], wrong)
+        others = [one for one in strangers(found) if one not in wrong]  # or they are asked about after it
+        raise not_priced(found.where, [found.spelled(one) for one in wrong], [*wrong, *others])
+
+
+def strangers(found: Arguments) -> list[str]:
+    """Words that stand in no list and say by no word what they are, which are asked about; none of a dump."""
+    layers = {*OTHER_MODELS, *own_layers(found)}
+    return [
+        name for name, value in ({} if found.dumped else unknown(found)).items()
+        if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
+        and not (is_open(name) or name in layers or ("optimizer" in name and re.fullmatch(r"[a-z][\w-]+", str(value))))
+    ]  # fmt: skip
 
 
 def _other_optimizer(name: str, value: Any) -> bool:

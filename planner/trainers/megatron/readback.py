@@ -15,7 +15,6 @@ from planner.trainers.megatron.arguments import (
     ask_for_gaps,
     instead_of,
     known_arguments,
-    listed_arguments,
     mapping_of,
     of_dump,
     of_mapping,
@@ -25,9 +24,9 @@ from planner.trainers.megatron.arguments import (
     unknown,
 )  # fmt: skip
 from planner.trainers.megatron.around import take_defaults
-from planner.trainers.megatron.forks import HARMLESS, adapters, refuse, translate, until_2020
+from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strangers, translate, until_2020
 from planner.trainers.megatron.script import of_script
-from planner.trainers.megatron.sizes import OTHER_MODELS, model_of, own_layers, rows_will_be_asked
+from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -35,10 +34,10 @@ from planner.trainers.reading.megatron_degrees import padded_experts
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
-OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ds_sequence_parallel_size")
+METHODS = ("uniform", "block")
 CAPACITY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
@@ -129,10 +128,11 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     evenly = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
     for name in CAPACITY if evenly is not None else ():
         del found[name]
+    trainer = header.group(3) if header else trainer_of(found, model)
     unread, noise = _unread(found, model)
     rank, targets = adapters(found)
     return Reading(
-        trainer=header.group(3) if header else trainer_of(found, model), model=model, sequence_length=length,
+        trainer=trainer, model=model, sequence_length=length,
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, architecture={"vocab_size": found.rows} if found.rows else {},
@@ -168,6 +168,14 @@ def _mixed_methods(found: Arguments) -> None:
     found.questions.append(Question(name="cp_comm_type", about=about, choices=choices))
 
 
+def _other_method(found: Arguments) -> None:
+    """Asks for one of Megatron's two ways to recompute where a fork's own is said."""
+    said, full = found.get("recompute_method"), found.get("recompute_granularity") == "full"
+    if full and said not in (None, False, *METHODS) and not (found.dumped or is_open(str(said))):
+        about = f"{shown(said)} is a way of a fork; the nearest"
+        found.questions.append(Question(name="recompute_method", about=about, choices=METHODS))
+
+
 def _of_dense_layers(found: Arguments) -> None:
     """Leaves out modules whose recompute repeats nothing in dense layers of Transformer Engine."""
     names = found.get("recompute_modules")
@@ -199,16 +207,11 @@ def _strangers(found: Arguments) -> list[Question]:
     """What is asked about words that stand in no list and say by no word what they are: forks change layers, states and steps by
     such ones. What is asked or refused otherwise (sizes, lengths, optimizers) is not asked again."""
     about = "no argument of Megatron-LM known here, and it may change layers, memory or steps; false imports the job without it"
-    layers = {*OTHER_MODELS, *own_layers(found)}
-    names = unknown(found)
-    for name in (one for one in names if is_open(one)):  # --$DTYPE: what it is, a variable says
+    for name in (one for one in unknown(found) if is_open(one)):  # --$DTYPE: what it is, a variable says
         for variable in roots(name):
             ask_for(found, name, (variable,), None)
-    return [
-        Question(name=name, about=about, choices=("false",)) for name, value in names.items()
-        if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
-        and not (is_open(name) or name in layers or ("optimizer" in name and re.fullmatch(r"[a-z][\w-]+", str(value))))
-    ]  # fmt: skip
+    _other_method(found)
+    return [Question(name=name, about=about, choices=("false",)) for name in strangers(found)]
 
 
 def _dynamic(found: Arguments) -> None:
@@ -255,7 +258,8 @@ def _unread(found: Arguments, model: ModelSpec) -> tuple[tuple[str, ...], tuple[
     found.notes += [f"{_written(found, name, value)}: {said[name]}" for name, value in matter.items() if name in said]
     if found.dumped:
         return tuple(f"{name} = {value}" for name, value in matter.items()), ()
-    silent = [name for name in found if quiet.fullmatch(name) and not held.fullmatch(name)]
+    noted = [name for name in found if any(one.startswith(f"{found.spelled(name)}:") for one in found.notes)]
+    silent = [name for name in found if quiet.fullmatch(name) and not held.fullmatch(name) and name not in noted]
     unknown = {
         name: value for name, value in found.items()
         if not held.fullmatch(name) and not quiet.fullmatch(name) and name not in counted

@@ -30,6 +30,7 @@ LEAST = 3
 """Arguments that decide something: fewer, and a command is no training."""
 _PROGRAM = re.compile(r"\S*\.py")
 _PER_NODE = ("nproc_per_node", "nproc-per-node", "num_gpus", "gpus-per-node", "ntasks-per-node")
+_TORCHRUN = ("nproc_per_node", "nproc-per-node")
 _NODES = ("nnodes", "num_nodes", "nodes", "N")
 _WORLD = ("WORLD_SIZE", "NUM_GPUS", "TOTAL_GPUS", "N_GPUS", "NGPUS", "WORLD", "NPROC")
 NOT_TRAINING = re.compile(r"(preprocess|convert|checkpoint|tools/|evaluat|generat|server|inference|export|/eval)")
@@ -67,6 +68,8 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory)]
     launched = [one.words for one in script.commands if _deciding(one.words) >= min(most, LEAST)]
     found.num_gpus = gpus_of(script, launched[-1] if launched else [])
+    if found.num_gpus and launched and one_process(launched[-1]):
+        found.notes.append("torchrun without --nproc_per_node starts one process on a node")
     if script.missing:
         found.notes.append(f"scripts that it reads and that are not here: {', '.join(dict.fromkeys(script.missing))}")
     ask_for_gaps(found, script, _said(given))
@@ -84,7 +87,8 @@ def _require_language_model(where: str, program: str) -> None:
 
 
 def _over_yaml(found: Arguments, directory: Path | None, given: Given) -> None:
-    """Takes the arguments of the YAML that --yaml-cfg names; the command goes before it. One that is not there is asked for."""
+    """Takes the arguments of the YAML that --yaml-cfg names, in the place of the command's, which Megatron drops. One that is not
+    there is asked for.  [megatron/training/arguments.py, parse_args: args = load_yaml(args.yaml_cfg)]"""
     named = found.pop("yaml_cfg", None)
     if named is None:
         return
@@ -94,8 +98,13 @@ def _over_yaml(found: Arguments, directory: Path | None, given: Given) -> None:
         about = f"it names {shown(shown_text(named))}, which is not there; or import that file"
         ask(found.where, [Question(name=CONFIG_FILE, about=about, choices=("FILE",))])
     there = of_mapping(of_sections(mapping_of(read_text(file), str(file))), str(file), given)
-    for name, value in there.items():
-        found.setdefault(name, value)
+    void = [found.spelled(name) for name, value in found.items() if decides(name) and there.get(name) != value]
+    if void:
+        found.notes.append(f"--yaml-cfg: {', '.join(void[:8])} of the command line: Megatron takes none beside the YAML")
+    started = {name: value for name, value in found.items() if LAUNCHERS.fullmatch(name)}
+    found.clear()
+    found.questions.clear()
+    found |= {**started, **there}
 
 
 def _trains(command: Command) -> bool:
@@ -185,17 +194,33 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
         return sets * (_first(flags, ("gpu_per_rs", "g")) or 1)  # resource sets of Summit
     if (count := included_gpus(flags.get("include", ""))) is not None:
         return count
-    per_node = _first(flags, _PER_NODE) or _batch_gpus(script)
+    said = next((flags[name] for name in _TORCHRUN if name in flags), None)
+    waits = said is not None and not _whole(said)  # of torchrun, which is one task a node: tasks say nothing of its processes
+    each = 1 if one_process(words) else None
+    per_node = gpus_on_node(script.batch) if waits else each or _first(flags, _PER_NODE) or _batch_gpus(script)
     nodes = _first(flags, _NODES) or _whole(script.batch.get("nodes"))
     actor = [_whole(flags.get(name)) for name in ("actor-num-nodes", "actor-num-gpus-per-node")]
     if all(actor):
         return prod(one for one in actor if one)
     single = any(name in flags for name in ("nproc_per_node", "nproc-per-node", "num_gpus", "standalone"))
+    single = single or each is not None
     if per_node and (nodes or (single and not any(name in flags for name in _NODES))):
         return per_node * (nodes or 1)
     if _whole(script.batch.get("ntasks")) and not single:
         return _whole(script.batch["ntasks"])
-    return next((count for name in _WORLD if (count := _whole(script.variables.text(name)))), None)
+    counts = [count for name in _WORLD if (count := _whole(script.variables.text(name)))]
+    return next((count for count in counts if not (waits and count == nodes)), None)  # such a world counts nodes
+
+
+def one_process(words: Sequence[str]) -> bool:
+    """Whether torchrun starts a program without a number of processes: one on each node, by its default."""
+    starts = r"(?:\S*/)?torchrun|torch\.distributed\.(?:run|launch)"
+    place = next((i for i, word in enumerate(words) if re.fullmatch(starts, word)), None)
+    if place is None or any(re.fullmatch(r"(?:\S*/)?srun", word) for word in words[:place]):
+        return False
+    until = next((i for i, word in enumerate(words) if i > place and _PROGRAM.fullmatch(word)), len(words))
+    own = words[place + 1 : until]
+    return until < len(words) and not any(is_open(word) or re.match(r"--?nproc", word) for word in own)
 
 
 def _batch_gpus(script: Script) -> int | None:

@@ -236,7 +236,8 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
         not rows and found.get("tokenizer_type") is None and found.get("merge_file")
     ):  # what pretrain_gpt.py takes by default
         rows = TOKENIZERS["gpt2bpetokenizer"]
-    if not rows and "gpt2" in f"{found.get('vocab_file', '')} {found.get('tokenizer_model', '')}".lower():
+    bytes_of = found.get("vocab_file", "") if "gpt2" in str(found.get("tokenizer_type", "gpt2")).lower() else ""
+    if not rows and "gpt2" in f"{bytes_of} {found.get('tokenizer_model', '')}".lower():
         rows = TOKENIZERS["gpt2bpetokenizer"]
     if rows:
         found.notes.append(f"vocabulary: {rows}, of its tokenizer")

@@ -24,6 +24,8 @@ NOT_PRICED = {
 """Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
 STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8", "float32": "fp32", "float16": "fp16", "half": "fp16"}
 """Types of optimizer states as a dump prints them -> as flags say them."""
+TORCH_SOFTMAX = "no_masked_softmax_fusion"
+"""Of attention with scores in memory alone: kernels of flash attention have a softmax of their own."""
 OLD = ("checkpoint_activations", "DDP_impl", "activations_checkpoint_method", "distribute_checkpointed_activations")
 """Arguments that Megatron-LM had until 2022."""
 
@@ -44,7 +46,13 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
     if name == "deepspeed" and not said["attention_kernel"] and found.get("transformer_impl") != "transformer_engine":
         said["attention_kernel"] = "unfused"  # that of Megatron-DeepSpeed by itself, with scores in memory
     wanted = {key: value for key, value in said.items() if value in known.choices.options.get(key, {})}
-    return spell(name, {key: value for key, value in wanted.items() if changes(name, key, value)})
+    spelled = spell(name, {key: value for key, value in wanted.items() if changes(name, key, value)})
+    if found.get(TORCH_SOFTMAX) and load_trainer(spelled).kernels.attention == "unfused":
+        found.notes.append(
+            f"{found.spelled(TORCH_SOFTMAX)}: attention is unfused and priced with the fused softmax; torch's own is slower and "
+            "may keep scores in fp32 too, 4 bytes each"
+        )
+    return spelled
 
 
 def changes(name: str, key: str, value: str) -> bool:

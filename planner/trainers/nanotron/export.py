@@ -9,7 +9,7 @@ from planner.trainers.bundle.quoting import filled_yaml, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "bf16_true": "bfloat16", "fp16": "float16", "fp32": "float32"}
 FACTORIES: dict[str, dict[str, Any]] = {
     "adam": {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True},
     "sgd": {"name": "sgd"},

@@ -19,7 +19,7 @@ from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.twice import given_twice
-from planner.trainers.reading.values import read_text, whole_number
+from planner.trainers.reading.values import read_text, stage_ends, whole_number
 
 PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "tp_recompute_allgather",
                "recompute_layer", "expert_parallel_size", "context_parallel_size")  # fmt: skip
@@ -35,6 +35,10 @@ SELECTIVE = (
     "more than that is recomputed"
 )
 """Until 0.2 nanotron reads the word and does nothing by it.  [nanotron 0.1, models/llama.py, CoreAttention.checkpoint_attention]"""
+OF_DATA = ("data_stages.data.", "data_stages.name", "data_stages.start_training_step")
+"""Keys of the stages of the data that decide nothing: all but the length of sequences."""
+DEALT = "pp_layer_partition"
+"""Layers of each stage, a list: of forks, in the place of the split by cost."""
 PROGRAM = r"\S*train\w*\.py"
 """Programs that take such a file with --config-file."""
 
@@ -65,7 +69,7 @@ def _of_file(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         return library.read_yaml(path), ()
     except PlannerError as error:
         keys = given_twice(library.read_text(path)) if "is given twice" in str(error) else []
-        if not keys or any(one.partition(".")[0] not in NOTHING for one in keys):
+        if not keys or not all(one.partition(".")[0] in NOTHING or one.startswith(OF_DATA) for one in keys):
             raise
     return library.parse_yaml(library.read_text(path), str(path), last=True), (f"{', '.join(keys)}: given twice, the last counts",)
 
@@ -106,6 +110,7 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         "zero": min(level, 1),
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
+    dealt = _dealt(path, parallel, pp, model_spec.num_layers if model_spec is not None else None)
     waits = split and tp > 1 and not parallel.get("tp_linear_async_communication")
     lengths = lengths_of(data) or [length]
     questions = list(own_layers(model, given))
@@ -113,7 +118,8 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         about = f"stages of the data have {' and '.join(str(one) for one in lengths)} tokens"
         questions.append(dataclasses.replace(NEEDED["sequence_length"], about=about))
     return Reading(
-        trainer=spell("nanotron", {"tp_overlap": "off"} if waits else {}), fields=fields, num_gpus=dp * pp * tp,
+        trainer=spell("nanotron", ({"tp_overlap": "off"} if waits else {}) | ({"stage_layers": "listed"} if dealt else {})),
+        fields=fields | dealt, num_gpus=dp * pp * tp,
         global_batch_size=micro * steps * dp,
         sequence_length=lengths[0] if len(lengths) == 1 else None, architecture=rows_of(model, tp),
         precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=model_spec,
@@ -151,13 +157,28 @@ def _number(path: Path, data: Mapping[str, Any], section: str, name: str, asked:
 
 def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
     """Raises PlannerError for words of a fork: nanotron has no others here, and they deal layers or say what is recomputed."""
-    for name in (one for one, value in parallel.items() if one not in PARALLELISM and value not in (None, False, [], {})):
+    for name in (one for one, value in parallel.items() if one not in (*PARALLELISM, DEALT) and value not in (None, False, [], {})):
         if name == "recompute_granularity" and str(parallel[name]).lower() == "selective":
             continue  # of 2024: read with a note
         if parallel[name] == 1 and parallel[name] is not True and (name == "sp" or str(name).endswith("_size")):
             continue  # a degree of forks that splits nothing
         said = f"{path}: parallelism.{name} is {shown(parallel[name])}, which no plan of nanotron has"
         raise PlannerError(f"{said}; --set parallelism.{name}=null imports the job without it")
+
+
+def _dealt(path: Path, parallel: Mapping[str, Any], pp: int, total: int | None) -> dict[str, int]:
+    """Layers of the first and the last stage, where a fork's list says them. Raises PlannerError for other lists."""
+    layers = parallel.get(DEALT)
+    if layers in (None, False, [], {}):
+        return {}
+    where = f"{path}: parallelism.{DEALT} {shown(layers)}"
+    sets = f"--set parallelism.{DEALT}=null imports the job without it"
+    if not isinstance(layers, list) or len(layers) != pp or not all(type(one) is int and one > 0 for one in layers):
+        raise PlannerError(f"{where} is not a list of {pp} numbers of layers; {sets}")
+    if sum(layers) != (total or sum(layers)):
+        raise PlannerError(f"{where} is not the {total} layers of the model; {sets}")
+    stage_ends(layers, where)
+    return {"first_stage_layers": layers[0], "last_stage_layers": layers[-1]} if pp > 1 else {}
 
 
 def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -168,11 +189,15 @@ def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any
 
 
 def _precision(path: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> str:
-    """Of weights and matrix products, over fp32 masters. Raises PlannerError for what a plan of nanotron does not have."""
+    """Of weights and matrix products, over fp32 masters; bf16 without them is all there is of weights, gradients and moments.
+    [nanotron, helpers.py, init_optimizer_and_grad_accumulator: OptimizerFromGradientAccumulator, or torch's alone]
+    Raises PlannerError for what a plan of nanotron does not have."""
     kind = str(model.get("dtype") or "bfloat16").removeprefix("torch.")
     if kind not in PRECISIONS:
         raise PlannerError(f"{path}: model.dtype is {shown(kind)}; a plan of nanotron knows {', '.join(PRECISIONS)}")
     if PRECISIONS[kind] != "fp32" and optimizer.get("accumulate_grad_in_fp32") is False:
+        if PRECISIONS[kind] == "bf16":
+            return "bf16_true"
         raise PlannerError(
             f"{path}: optimizer.accumulate_grad_in_fp32 is false: no fp32 master weights, and gradients and moments in {kind}, "
             "which is not priced; --set optimizer.accumulate_grad_in_fp32=true imports the job with them"

@@ -77,7 +77,8 @@ class Terms(OwnTerms):
         gathers = (column(layout.zero) == 1) & (shard_groups(layout)[0] > 1)
         one = trained * self.gather_buffer_bytes * gathers
         share = parameters.updated(workload, layout) * self.gather_buffer_bytes * gathers
-        return trained * self.fresh_gradient_bytes, 2.0 * one + share, one
+        fresh = 0.0 if workload.precision == "bf16_true" else self.fresh_gradient_bytes  # on the weights, as they are accumulated
+        return trained * fresh, 2.0 * one + share, one
 
     def record_stream_bytes(
         self, workload: Workload, layout: Layout, stages: Stages, flights: Floats

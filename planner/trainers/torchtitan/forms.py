@@ -37,6 +37,8 @@ SECTIONS = (
 """Sections that decide a plan."""
 PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
 """Keys of them that do not, where a script leaves them open."""
+STATE_TYPE = r"(optim(izer)?_)?states?_dtype"
+"""The type of optimizer states, by its name in forks."""
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
     "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches", "enable_async_tensor_parallel",
@@ -142,7 +144,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
-    other["questions"] += require_states(path, _table(data, "optimizer"))
+    other["questions"] += require_states(path, _of_states(data))
     notes += [*own_layers(model), *of_replicas(data)]
     if _table(data, "optimizer").get("implementation") == "for-loop":
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
@@ -154,6 +156,15 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
     other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
+
+
+def _of_states(data: Mapping[str, Any]) -> dict[str, Any]:
+    """[optimizer] without the type of the states where that is the weights', which states have by themselves."""
+    weights, kinds = str(_table(data, "training").get("dtype", "float32")), {"bf16": "bfloat16"}
+    table = _table(data, "optimizer")
+    types = {one: str(value).removeprefix("torch.") for one, value in table.items() if re.fullmatch(STATE_TYPE, one)}
+    same = [one for one, kind in types.items() if kinds.get(kind, kind) == weights]
+    return {one: value for one, value in table.items() if one not in same}
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

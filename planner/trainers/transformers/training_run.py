@@ -50,6 +50,8 @@ def shared_refusals(job: ExportJob) -> list[str]:
         found.append("option loss=chunked: transformers' Trainer has all logits at once, or Liger's loss; use loss=fused_linear")
     if spelled(job.plan.trainer)[2].get("expert_masks", "off") != "off":
         found.append("option expert_masks: models of transformers have no layers of deepspeed.moe, only Megatron-DeepSpeed has")
+    if spelled(job.plan.trainer)[2].get("dropout") == "on":
+        found.append("option dropout=on: layers of Megatron-DeepSpeed have it; those of transformers are made without")
     return found
 
 

@@ -9,7 +9,7 @@ from planner.trainers.reading.shell.text import CLOSE, OPEN, gap, is_open, roots
 
 
 def batch_options(text: str) -> dict[str, str]:
-    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
+    """Options of #SBATCH lines, and nodes and GPUs of #PBS, #BSUB and #$ lines in the same words."""
     short = {"N": "nodes", "n": "ntasks", "G": "gpus"}
     found = {}
     for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
@@ -21,14 +21,16 @@ def batch_options(text: str) -> dict[str, str]:
             found |= {"nodes": asked[1], **({"gpus-per-node": gpus[1]} if gpus else {})}
     for nodes in re.findall(r"^#\s?BSUB\s+-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
         found["nodes"] = nodes
+    for nodes in re.findall(r"^#\$\s+-l\s+(?:node_f|f_node)=(\d{1,6})\b", text, re.MULTILINE):  # TSUBAME
+        found |= {"nodes": nodes, "hosts": nodes}
     return found
 
 
 def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
-    """Variables that SLURM sets from a script's own options, and the random number of a shell: ports and seeds come of it."""
+    """What SLURM and Grid Engine set from a script's own options, and the random number of a shell, for ports and seeds."""
     names = {
         "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
-        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
+        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task", "NHOSTS": "hosts",
     }  # fmt: skip
     found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
     counted = {"SLURM_GPUS": "gpus", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task"}
