@@ -48,9 +48,7 @@ MOST_STEPS = 20_000
 DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
 _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
-_QUIET = (
-    "echo", "printf", "cat", "mkdir", "cd", "rm", "cp", "ls", "set", "read", "wait", "trap", "sleep", "chmod", "grep", "sed",
-)  # fmt: skip
+_QUIET = ("echo", "printf", "cat", "mkdir", "cd", "rm", "cp", "ls", "set", "read", "wait", "trap", "sleep", "chmod", "grep", "sed")
 _SILENT = ("mkdir", "cd", "set", "wait", "trap", "sleep", "chmod", "return", "shift", "unset", "local", "[", "test")
 """Commands that write nothing."""
 
