@@ -128,7 +128,7 @@ def test_jobs_that_no_layout_can_run() -> None:
         with pytest.raises(PlannerError, match=sentence):
             check_workload(one, Cluster(hardware=HARDWARE[hardware], num_gpus=8), TRAINERS[trainer])
 
-    refused("trainer nanotron does not train in fp8; it knows bf16, fp16, fp32", "nanotron", precision="fp8")
+    refused("trainer nanotron does not train in fp8; it knows bf16, bf16_true, fp16, fp32", "nanotron", precision="fp8")
     refused("trainer fsdp has no optimizer muon; it knows adam, adam_8bit, paged_adam, ", "fsdp", optimizer="muon")
     refused("a100-sxm-80gb has no fp8 tensor cores; choose one of", hardware="a100-sxm-80gb", precision="mxfp8")
     refused("h100-sxm has no fp4 tensor cores", precision="nvfp4")
