@@ -11,5 +11,5 @@ SOURCE = "llamafactory 0.9.5: hparams/parser.py, hparams/training_args.py, model
 FORM = (
     "yaml yml json sh bash slurm",
     r"""llamafactory-cli\)?["']?\s+(?:train|sft|dpo|rm)\b|\blmf train\b|llamafactory[./](launcher|cli)\b|src/train(_bash)?\.py"""
-    r"""|^[ \t]*+(?!"stage":\s*\d)["']?(finetuning_type|cutoff_len|stage|(dist|kernel)_config)["']?\s*:""",
+    r"""|^[ \t]*+(?!"stage":\s*\d)["']?((top\.)?finetuning_type|cutoff_len|stage|(dist|kernel)_config)["']?\s*:""",
 )

@@ -111,7 +111,10 @@ def _own_length(path: Path) -> int | None:
 
 
 def _require_own(path: Path, data: dict[str, Any]) -> None:
-    """Raises PlannerError for the file of a scheduler whose commands start LLaMA-Factory."""
+    """Raises PlannerError for the file of a scheduler whose commands start LLaMA-Factory, and for one that LLaMA Board saved."""
+    if "top.finetuning_type" in data and "train.cutoff_len" in data:
+        what = "a form that LLaMA Board saves, its web interface (top.*, train.*), which llamafactory-cli train does not read"
+        raise PlannerError(f"{path}: {what}; import the training_args.yaml that it writes into the folder of a run, or its command")
     if not any(not isinstance(data[one], dict) for one in OWN & data.keys() - {"stage"}):
         require_no_sections(path, data)
     if not OWN & data.keys():

@@ -301,9 +301,9 @@ class Script:
         return "".join(str(self._value(one.value if isinstance(one, ast.FormattedValue) else one))[:1000] for one in node.values)
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Any:
-        value = self._value(node.operand)
+        value = python_text.asked_as(node, self._value(node.operand))
         if isinstance(value, str) and is_open(value):
-            return value
+            return python_text.switch(node, value, (), self.said.choices)
         if isinstance(node.op, ast.Not):
             return not value
         return -value if isinstance(node.op, ast.USub) and isinstance(value, int | float) else gap([UNNAMED])
@@ -330,16 +330,16 @@ class Script:
         left, right = self._value(node.left), self._value(node.comparators[0])
         open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
         if open_ or len(node.ops) > 1:
-            return gap(open_ or [UNNAMED])
+            return gap(python_text.put_compared(open_, (left, right), self.said.choices) or [UNNAMED])
         found = python_text.compared(node.ops[0], left, right)
         return gap([UNNAMED]) if found is None else found
 
     def _of_ifexp(self, node: ast.IfExp) -> Any:
-        test = self._value(node.test)
+        test = python_text.asked_as(node.test, self._value(node.test))
         if not (isinstance(test, str) and is_open(test)):
             return self._value(node.body if test else node.orelse)
         yes, no = self._value(node.body), self._value(node.orelse)
-        return yes if yes == no else test
+        return yes if yes == no else python_text.switch(node.test, test, (yes, no), self.said.choices)
 
     def _of_call(self, node: ast.Call) -> Any:
         name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
@@ -377,8 +377,8 @@ class Script:
             found = self._value(returns[0].value) if len(returns) == 1 and returns[0].value is not None else None
             if isinstance(found, FileSettings) or waits(found) or not READS.fullmatch(name):  # else put into an object key by key
                 return (found,) if isinstance(found, FileSettings) or waits(found) else None
-        if last == "split" and owner is not None and isinstance(text := self._value(owner), str) and not is_open(text):
-            return (text.split(str(self._value(node.args[0])) if node.args else None),)
+        if last in python_text.OF_TEXTS and owner is not None and isinstance(text := self._value(owner), str) and not is_open(text):
+            return (python_text.of_text(last, text, [self._value(one) for one in node.args]),)
         if last == "get" and owner is not None and 1 <= len(node.args) <= 2:
             held, key = self._value(owner), str(self._value(node.args[0]))
             default = self._value(node.args[1]) if len(node.args) > 1 else None

@@ -121,11 +121,15 @@ def default_of(node: ast.expr) -> ast.expr:
 
 
 def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
-    """Names that a class assigns in its body, with what it assigns."""
+    """Names that a class assigns in its body, with what it assigns; of one that is None there, what __post_init__ gives it."""
+    after = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__post_init__"]
+    own = [pair for part in after for one in ast.walk(part) for pair in targets(one)]
+    later = {last_name(name): value for name, value in reversed(own) if ast.unparse(name).startswith("self.")}
     for one in node.body:
         target = one.target if isinstance(one, ast.AnnAssign) else one.targets[0] if isinstance(one, ast.Assign) else None
         if isinstance(one, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
-            yield target.id, one.value
+            nothing = isinstance(one.value, ast.Constant) and one.value.value is None
+            yield target.id, later.get(target.id, one.value) if nothing else one.value
 
 
 def names_of(tree: ast.AST) -> list[str]:
@@ -183,3 +187,46 @@ def keyword(node: ast.Call, name: str) -> list[ast.expr]:
 def called(value: Any, name: str) -> Any:
     """A value whose gap, where it has no name of its own, is called by its keyword."""
     return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value
+
+
+OF_TEXTS = ("split", "lower", "upper", "strip", "lstrip", "rstrip", "replace", "startswith", "endswith")
+"""Methods of texts whose value is known where the text is."""
+
+
+def of_text(method: str, text: str, given: list[Any]) -> Any:
+    """What a method of a text gives."""
+    if any(isinstance(one, str) and is_open(one) for one in given):
+        return gap([UNNAMED])
+    try:
+        return getattr(text[:10000], method)(*(tuple(one) if isinstance(one, list) else one for one in given))
+    except (TypeError, ValueError):
+        return gap([UNNAMED])
+
+
+def asked_as(test: ast.expr, value: Any) -> Any:
+    """The value of a test; a gap without a name is called by the name that is tested: its answer decides all that hangs on it."""
+    name = _tested(test)
+    return gap([name]) if name and isinstance(value, str) and value == gap([UNNAMED]) else value
+
+
+def switch(test: ast.expr, value: str, results: tuple[Any, ...], choices: dict[str, list[str]]) -> str:
+    """The open value of a test; a name that is tested as it stands is true or false, unless it is also a result of its test."""
+    name = _tested(test)
+    if name and value == gap([name]) and not any(isinstance(one, str) and name in roots(one) for one in results):
+        choices.setdefault(name, ["true", "false"])
+    return value
+
+
+def _tested(test: ast.expr) -> str:
+    """The name in NAME or not NAME; empty for another test."""
+    inner = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    return last_name(inner) if isinstance(inner, ast.Name | ast.Attribute) else ""
+
+
+def put_compared(names: list[str], values: tuple[Any, Any], choices: dict[str, list[str]]) -> list[str]:
+    """The open names of a comparison; one that is compared with texts has these for answers, or none of them."""
+    texts = [one for one in values if isinstance(one, str) and one and not is_open(one)]
+    if len(names) == len(texts) == 1 and gap(names) in values and re.fullmatch(r"(?!config_file$)\w+", names[0]):
+        known = choices.setdefault(names[0], [])
+        known[:] = list(dict.fromkeys([*(one for one in known if one != "none"), *texts, "none"]))
+    return names

@@ -9,7 +9,7 @@ from planner.trainers.reading.base_weights import PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name
-from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.shell.text import gap, is_open, roots
 
 BATCH = "per_device_train_batch_size"
 LENGTHS = ("max_length", "max_seq_length")
@@ -205,6 +205,20 @@ def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, 
         one.name: {name: script.value(default_of(value)) for name, value in fields_of(one) if value is not None}
         for one in made if one.name not in names and any(last_name(base) in names for base in one.bases)
     }  # fmt: skip
+
+
+def unsloth_checkpointing(said: Given, word: Any) -> dict[str, Any]:
+    """use_gradient_checkpointing of unsloth's get_peft_model as arguments; one that is open stays so, asked by what decides it."""
+    name = "gradient_checkpointing"
+    if isinstance(word, str) and is_open(word):
+        if set(roots(word)) <= {name, f"use_{name}"}:
+            said.choices.setdefault(name, ["unsloth", "true", "false"])
+            word = gap([name])
+        text = said.setting(name)
+        if text is None:
+            return dict.fromkeys((name, "activation_offloading"), word)
+        word = value_of(text)
+    return {name: word not in (False, None, "False"), "activation_offloading": word == "unsloth"}
 
 
 def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:

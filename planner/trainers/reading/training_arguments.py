@@ -104,7 +104,7 @@ def parse(
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
-        given.data = {**given.data, "gradient_checkpointing": value_of(answer)}
+        given.data = {**given.data, "gradient_checkpointing": answer == "unsloth" or value_of(answer)}
     given.data = spelled(given.data)
     objective = objective_of(given, script)
     habits, dated = _dated(given, habits, sharding)

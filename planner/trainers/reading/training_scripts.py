@@ -12,6 +12,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading import lengths, own_passes, own_weights, several_trainers
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import loading
+from planner.trainers.reading.modules import takes_settings
 from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -33,6 +34,7 @@ from planner.trainers.reading.script_parts import (
     several_trainings,
     switched_on,
     turned,
+    unsloth_checkpointing,
     unsloth_length,
     unsloth_targets,
     without_config,
@@ -144,7 +146,8 @@ def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
 
 def _put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
     """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
-    if unsloth and "use_peft" not in data:  # its trainer goes by its own arguments, whose default differs by version
+    own = "lora_r" not in data or "activation_offloading" in data or script.calls("TrainingArguments")  # else PEFT's
+    if unsloth and ("use_peft" not in data or not own):  # its trainer goes by its own arguments, whose default differs by version
         data.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     text = said.setting("gradient_checkpointing")
     if data.get("gradient_checkpointing") in (None, False) and switched_on(script):
@@ -241,8 +244,9 @@ def _named(script: Script) -> bool:
 
 
 def _takes_from_its_project(script: Script) -> bool:
-    """Whether a class with the name of a trainer, or of its configuration, is a relative import, or adapters are made elsewhere."""
-    if helped(script):
+    """Whether a class with the name of a trainer, or of its configuration, is a relative import, adapters are made elsewhere, or a
+    class of settings is taken from a module beside it."""
+    if helped(script) or takes_settings(script.tree, script.path):
         return True
     taken = (node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom) and node.level)
     return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
@@ -359,9 +363,11 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
 
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
     """Arguments of LoRA; ``calls`` that make it, where they are known."""
-    calls = script.calls("LoraConfig") if calls is None else calls
+    calls = made = script.calls("LoraConfig") if calls is None else calls
+    own = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
+    unsloth = unsloth and bool(own or not calls)  # else the branch that makes them with PEFT is the one that runs
     if unsloth:
-        calls = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
+        calls = own
         if any(script.keywords(one).get("full_finetuning") is True for one in script.calls("from_pretrained")):
             return {}  # get_peft_model then gives the model back as it is  [unsloth, models/llama.py]
     if not calls:
@@ -388,6 +394,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}
     if unsloth:
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
-        found["gradient_checkpointing"] = checkpointing not in (False, None, "False")
-        found["activation_offloading"] = checkpointing == "unsloth"
+        if made and isinstance(script, Running) and not script.settled(calls[0], made[0]):  # or the branch of PEFT runs
+            checkpointing = gap(["gradient_checkpointing"])
+        found |= unsloth_checkpointing(script.said, checkpointing)
     return found
