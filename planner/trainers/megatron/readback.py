@@ -23,8 +23,8 @@ from planner.trainers.megatron.arguments import (
     take_settings,
     unknown,
 )  # fmt: skip
-from planner.trainers.megatron.around import take_defaults
 from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strangers, translate, until_2020
+from planner.trainers.megatron.own_program import labels, take_around
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
@@ -82,7 +82,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     """The job that arguments describe, whatever form they came in. Raises PlannerError."""
     take_settings(found, given)
     until_2020(found)
-    take_defaults(found)
+    take_around(found)
     engine_file.take(found, given)
     for name in ("sequence_length", "global_batch_size", "micro_batch_size"):
         if (value := getattr(given, name)) is not None:
@@ -211,7 +211,9 @@ def _strangers(found: Arguments) -> list[Question]:
         for variable in roots(name):
             ask_for(found, name, (variable,), None)
     _other_method(found)
-    return [Question(name=name, about=about, choices=("false",)) for name in strangers(found)]
+    own = strangers(found)
+    quiet = labels(found) if own else ()
+    return [Question(name=name, about=about, choices=("false",)) for name in own if name not in quiet]
 
 
 def _dynamic(found: Arguments) -> None:

@@ -8,6 +8,6 @@ LEVEL = "validated"
 SOURCE = "huggingface/nanotron 2411b02: config/config.py, config/parallelism_config.py, config/models_config.py"
 FORM = (
     "yaml yml py sh bash slurm sbatch",
-    r"\A(?=(?s:.*^parallelism:))(?=(?s:.*^tokens:))|^[^#\n]*train\w*\.py[\"']?[\s\\]+--config-file\b"
+    r"\A(?=(?s:.*^parallelism:))(?=(?s:.*^tokens:))|^[^#\n]*train\w*\.py[\"']?[\s\\](?:[^#;&|\n]|\\\n)*--config-file\b"
     r"|(?s:^(?:from|import) nanotron\b.*\bParallelismArgs\()",
 )

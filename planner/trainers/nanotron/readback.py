@@ -12,7 +12,7 @@ from planner.layout import Recompute, Schedule
 from planner.trainer_options import spell
 from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
 from planner.trainers.nanotron.program import FORM, data_of
-from planner.trainers.nanotron.sections import NOTHING, lengths_of, require_priced
+from planner.trainers.nanotron.sections import NOTHING, laid_into, lengths_of, require_priced
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
@@ -46,11 +46,13 @@ PROGRAM = r"\S*train\w*\.py"
 def read(path: Path, given: Given) -> Reading:
     """The layout, batch and sizes of the model. Raises PlannerError with file and key."""
     if path.suffix.lower() == ".py":
-        return parse(path, given.filled(data_of(path, given)), given)
+        data = data_of(path, given)
+        reading = parse(path, given.filled(data), given)
+        return dataclasses.replace(reading, notes=(*reading.notes, *_stand_in(data, given)))
     if path.suffix.lower() in (".yaml", ".yml"):
         data, notes = _of_file(path)
         reading = parse(path, given.filled(data), given)
-        return dataclasses.replace(reading, notes=(*reading.notes, *notes))
+        return dataclasses.replace(reading, notes=(*reading.notes, *notes, *_stand_in(data, given)))
     found = launched(path, given, PROGRAM)
     named = str(found.settings.get("config_file", ""))
     writes = beside(path, str(Path(named).with_suffix(".py")), (".py",)) if named and beside(path, named) is None else None
@@ -58,7 +60,7 @@ def read(path: Path, given: Given) -> Reading:
         reading = parse(path, given.filled(data_of(writes, given)), given, found.num_gpus)
         reading = dataclasses.replace(reading, notes=(f"{named} is not there: read as {writes.name} writes it", *reading.notes))
     else:
-        reading = parse(path, with_files(path, found, given, ("config_file",)).data, given, found.num_gpus)
+        reading = parse(path, laid_into(with_files(path, found, given, ("config_file",)).data), given, found.num_gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
@@ -86,7 +88,7 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
     length = _number(path, tokens, "tokens", "sequence_length", asked) if given.sequence_length is None else given.sequence_length
     model_spec = model_of(model, path)
     if asked:
-        ask(str(path), [*asked, *([NEEDED["model"]] if model_spec is None and given.model is None else [])])
+        ask(str(path), [*asked, *(own_layers(model, given) or [NEEDED["model"]] * (model_spec is None and given.model is None))])
     if num_gpus is not None and num_gpus != dp * pp * tp:
         who = "--gpus says" if given.num_gpus else "its command starts"
         raise PlannerError(f"{path}: dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp} GPUs, but {who} {num_gpus}")
@@ -150,7 +152,7 @@ def _number(path: Path, data: Mapping[str, Any], section: str, name: str, asked:
         value = int(value)
     if value is None or (isinstance(value, str) and (is_open(value) or not value.strip())):
         open_ = roots(value) if isinstance(value, str) else []
-        asked.append(Question(name=open_[0] if len(open_) == 1 else f"{section}.{name}", about=f"{section}.{name}"))
+        asked += [Question(name=one, about=f"{section}.{name}") for one in open_ or [f"{section}.{name}"]]
         return 1
     return whole_number(value, f"{path}: {section}.{name}")
 
@@ -203,6 +205,18 @@ def _precision(path: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any
             "which is not priced; --set optimizer.accumulate_grad_in_fp32=true imports the job with them"
         )
     return PRECISIONS[kind]
+
+
+def _stand_in(data: Mapping[str, Any], given: Given) -> list[str]:
+    """What a plan says of a fork's optimizer whose place another takes, as the user says."""
+    optimizer = data.get("optimizer")
+    factory = optimizer.get("optimizer_factory") if isinstance(optimizer, Mapping) else None
+    name = str((factory if isinstance(factory, Mapping) else {}).get("name") or "adamW")
+    said = given.setting("optimizer.optimizer_factory.name")
+    if said is None or name.lower() in OPTIMIZERS:
+        return []
+    muon = "; muon has one momentum of a matrix where Adam has two states, so optimizer states come out too large"
+    return [f"the file's optimizer {name} is priced as {said}" + muon * (name.lower() == "muon")]
 
 
 def _optimizer(path: Path, optimizer: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
+from planner.trainers.reading.shell.text import shown_text
 
 NOTHING = ("general", "checkpoints", "logging", "lighteval", "profiler", "metrics_logging", "s3_upload", "kill_switch_path",
            "experiment_logger", "slurm", "validation", "data", "eval", "wandb")  # fmt: skip
@@ -25,6 +26,15 @@ DECIDES = re.compile(
     r"|batch|accumul|segment|infini|recompute|activation_ckpt|galore|muon|(^|[._])ema([._]|$)|attention|memory|parallel|chosen|rejected"
 )
 """Words of forks that decide memory, precision, degrees or the step."""
+OPTIONS = {
+    "dp": "parallelism", "pp": "parallelism", "tp": "parallelism", "pp_engine": "parallelism", "tp_mode": "parallelism",
+    "recompute_layer": "parallelism", "expert_parallel_size": "parallelism", "context_parallel_size": "parallelism",
+    "micro_batch_size": "tokens", "batch_accumulation_per_replica": "tokens", "sequence_length": "tokens",
+    "zero_stage": "optimizer", "accumulate_grad_in_fp32": "optimizer",
+}  # fmt: skip
+"""Options that a project's own program has over the file -> the section whose word of that name they set."""
+DEGREES = re.compile(r"(tp|pp|dp|cp|ep|sp|tensor|pipeline|data|context|expert)(_(degree|size|world_size|model_parallel_size))?")
+"""Options of such a program that can only be degrees."""
 STAGE = ("name", "start_training_step", "data", "sequence_length")
 DEEPEST = 6
 """Sections in sections that are looked into."""
@@ -35,7 +45,7 @@ def require_priced(path: Path, data: Mapping[str, Any]) -> tuple[str, ...]:
     found: list[str] = []
     for name, value in data.items():
         if name not in SECTIONS and value not in (None, False, {}, []):
-            if any(DECIDES.search(one) for one in (str(name), *_inner(value))):
+            if DEGREES.fullmatch(str(name)) or any(DECIDES.search(one) for one in (str(name), *_inner(value))):
                 raise _refused(path, str(name), value)
             found.append(str(name))
     for section, known in KNOWN.items():
@@ -56,6 +66,15 @@ def require_priced(path: Path, data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def laid_into(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the options of the command in their sections, as a program with such options lays them over its file."""
+    found = {name: dict(value) if isinstance(value, Mapping) else value for name, value in data.items()}
+    for name, section in OPTIONS.items():
+        if name in found and isinstance(found.get(section), dict):
+            found[section][name] = found.pop(name)
+    return found
+
+
 def _inner(value: Any, depth: int = 0) -> list[str]:
     """Names of settings inside of a section that are switched on."""
     if isinstance(value, list) and depth < DEEPEST:
@@ -67,7 +86,7 @@ def _inner(value: Any, depth: int = 0) -> list[str]:
 
 
 def _refused(path: Path, name: str, value: Any) -> PlannerError:
-    said = f"{path}: {name} is {shown(value)}, which no plan of nanotron has"
+    said = f"{path}: {name} is {shown(shown_text(value) if isinstance(value, str) else value)}, which no plan of nanotron has"
     return PlannerError(f"{said}; --set {name}=null imports the job without it")
 
 

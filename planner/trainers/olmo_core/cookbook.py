@@ -49,6 +49,13 @@ class OlmoScript(Parts):
                 return LIMITS[node.func.id](values)
         return super()._of_call(node)
 
+    def _of_attribute(self, node: ast.Attribute) -> Any:
+        """The value of an enumeration's member, DType.bfloat16.value, is its name in OLMo-core."""
+        member = node.value if node.attr == "value" and isinstance(node.value, ast.Attribute) else None
+        if member is not None and isinstance(member.value, ast.Name) and member.value.id[:1].isupper():
+            return member.attr
+        return super()._of_attribute(node)
+
     def _of_ifexp(self, node: ast.IfExp) -> Any:
         """opts.sequence_length if opts.sequence_length is not None else its default."""
         found = super()._of_ifexp(node)

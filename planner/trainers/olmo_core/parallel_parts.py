@@ -11,7 +11,8 @@ from planner.model import ModelSpec
 from planner.trainers.olmo_core.models import MOST_CALLS
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.given import Question, value_of
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import UNNAMED, last_name
+from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import quotient, whole_number
 
 NODE = 8
@@ -49,7 +50,7 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
         if short == "cp" and degree > 1 and last_name(call.func) not in RINGS:
             raise PlannerError(f"{script.path}: cp_config {last_name(call.func)[:60]} is not modelled; {' and '.join(RINGS)} are")
         if short == "pp":
-            schedule = word(call, "schedule", script=script) or "interleaved_1F1B"
+            schedule = shown_text(word(call, "schedule", script=script) or "interleaved_1F1B")
             found["pipeline_parallel_schedule"] = SCHEDULES.get(schedule, schedule)
     data = parts.get("dp_config")
     said = script.keywords(data) if data is not None else {}
@@ -58,7 +59,7 @@ def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Qu
         found[name] = _answered(script, said.get(name), name, f"dp_config.{name}", asked) if there else None
     if said.get("reshard_after_forward") is False:  # of forks
         found["fsdp_reshard_after_forward"] = "never"
-    return found | {"kind": word(data, "name", 0, script) or "fsdp"}
+    return found | {"kind": known(word(data, "name", 0, script), ("fsdp", "hsdp"), asked) or "fsdp"}
 
 
 def _answered(script: Parts, value: Any, name: str, about: str, asked: list[Question]) -> int:
@@ -132,6 +133,13 @@ def notes_of(script: Parts, parts: dict[str, ast.Call | None], parallel: dict[st
     )
 
 
+def known(said: str | None, choices: tuple[str, ...], asked: list[Question]) -> str | None:
+    """A member that a value names; what the value waits for is asked, with the members that are read."""
+    open_ = roots(said) if said is not None and is_open(said) else []
+    asked += [Question(name=one, about="a member of an enumeration is made of it", choices=choices) for one in open_]
+    return None if open_ else said
+
+
 def word(call: ast.Call | None, name: str, place: int = -1, script: Parts | None = None) -> str | None:
     """The last word of an enumeration's member that a keyword is given, or its text; ``script`` decides between two of them."""
     nodes = [one.value for one in call.keywords if one.arg == name] if call is not None else []
@@ -139,5 +147,9 @@ def word(call: ast.Call | None, name: str, place: int = -1, script: Parts | None
     node = script.made(node) if script is not None and isinstance(node, ast.IfExp) else node
     if isinstance(node, ast.IfExp):
         return ast.unparse(node)[:80]  # what it hangs on is not known
-    node = node.args[0] if isinstance(node, ast.Call) and node.args else node
+    if isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+        value = script.value(node) if script is not None else None  # DType(opts.param_dtype)
+        if isinstance(value, str) and (not is_open(value) or set(roots(value)) - {UNNAMED}):
+            return value
     return str(node.value) if isinstance(node, ast.Constant) else last_name(node) if node is not None else None

@@ -18,6 +18,7 @@ from planner.trainers.olmo_core.models import MOST_CALLS, model_of
 from planner.trainers.olmo_core.overrides import NUMBERS, read_as, started
 from planner.trainers.olmo_core.parallel_parts import (
     NODE,
+    known,
     launched_on,
     notes_of,
     parallel_of,
@@ -29,7 +30,7 @@ from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError, Question, ask, value_of
 from planner.trainers.reading.python_text import UNNAMED, last_name
-from planner.trainers.reading.shell.text import is_open, roots
+from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import quotient
 from planner.trainers.torchtitan.readback import reading_of
 
@@ -72,6 +73,8 @@ def read(path: Path, said: Given) -> Reading:
     parallel = parallel_of(script, parts, asked)
     recompute = _recompute(script, parts.get("ac_config"), asked)
     precision = _low_precision(script, parts.get("float8_config"), asked)
+    computes = word(parts.get("dp_config"), "param_dtype", script=script)
+    computes = known(computes or word(module, "autocast_precision", script=script), ("bfloat16", "float32"), asked)
     if said.num_gpus is None:
         shared = f"; a step has {batch // micro} micro batches, which data parallel ranks share" if batch > 1 < micro else ""
         asked.append(replace(NEEDED["num_gpus"], about=f"{NEEDED['num_gpus'].about}{shared}"))
@@ -91,13 +94,11 @@ def read(path: Path, said: Given) -> Reading:
         ranks = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
         each = quotient(training["global_batch_size"], ranks, f"{path}: the global batch by data parallel ranks")
         training["local_batch_size"] = each
-    computes = word(parts.get("dp_config"), "param_dtype", script=script)
-    computes = computes or word(module, "autocast_precision", script=script)
     if computes not in ("bfloat16", "float32", "None", None):
         raise PlannerError(f"{path}: it computes in {shown(computes)}; bfloat16 and float32 are read")
     training["mixed_precision_param"] = "bfloat16" if computes == "bfloat16" else "float32"
     other = {
-        "recompute": recompute, "optimizer": _optimizer(path, parts.get("optim")), "precision": precision,
+        "recompute": recompute, "optimizer": _optimizer(script, parts.get("optim")), "precision": precision,
         "compile": "compile_model" in words and script.value(words["compile_model"]) is True,
     }  # fmt: skip
     given = said if said.model is not None else replace(said, model=spec)
@@ -215,7 +216,7 @@ def _part(script: Parts, node: ast.expr, name: str, asked: list[Question]) -> as
 
 def _recompute(script: Parts, call: ast.Call | None, asked: list[Question]) -> Recompute:
     """Every block, or none; what is chosen in between is asked for."""
-    mode = "none" if call is None else (word(call, "mode", 0, script) or "full")
+    mode = "none" if call is None else shown_text(word(call, "mode", 0, script) or "full")
     words = script.keywords(call) if call is not None else {}
     if 1 in (words.get("block_interval"), words.get("activation_memory_budget")):
         mode = {"selected_blocks": "full", "budget": "none"}.get(mode, mode)
@@ -226,12 +227,12 @@ def _recompute(script: Parts, call: ast.Call | None, asked: list[Question]) -> R
     return Recompute.FULL if said == "full" else Recompute.NONE
 
 
-def _optimizer(path: Path, call: ast.Call | None) -> str:
+def _optimizer(script: Parts, call: ast.Call | None) -> str:
     name = last_name(call.func) if call is not None else "AdamWConfig"
     if name not in OPTIMIZERS:
-        raise PlannerError(f"{path}: optim is {shown(name)}; of OLMo-core's optimizers those of Adam are priced")
-    if word(call, "dtype") == "bfloat16":
-        raise PlannerError(f"{path}: optim.dtype is bfloat16: moments in bf16 beside fp32 weights are not priced")
+        raise PlannerError(f"{script.path}: optim is {shown(name)}; of OLMo-core's optimizers those of Adam are priced")
+    if word(call, "dtype", script=script) == "bfloat16":
+        raise PlannerError(f"{script.path}: optim.dtype is bfloat16: moments in bf16 beside fp32 weights are not priced")
     return OPTIMIZERS[name]
 
 
@@ -244,15 +245,16 @@ def _low_precision(script: Parts, call: ast.Call | None, asked: list[Question]) 
         asked.append(Question(name="float8_enabled", about="float8_config.enabled", choices=("true", "false")))
     if switched is not True:
         return None
-    recipe = word(call, "ao_recipe")
+    recipe = word(call, "ao_recipe", script=script)
     if recipe not in (None, "None", "rowwise", "tensorwise") or words.get("ao_mx") is not None:
-        raise PlannerError(f"{script.path}: float8_config is {shown(recipe or 'ao_mx')}; tensorwise and rowwise are read")
+        kind = shown(shown_text(recipe or "ao_mx"))
+        raise PlannerError(f"{script.path}: float8_config is {kind}; tensorwise and rowwise are read")
     return "fp8_row" if recipe == "rowwise" else "fp8"
 
 
 def _unread(script: Parts, parts: dict[str, ast.Call | None]) -> tuple[str, ...]:
     """What a plan does not hold, each with its value."""
-    reduced = word(parts.get("dp_config"), "reduce_dtype") == "bfloat16"
+    reduced = word(parts.get("dp_config"), "reduce_dtype", script=script) == "bfloat16"
     fused = "fused_linear" in script.names_used()
     module = _module(script)
     own = [one for one, value in script.keywords(module).items() if one not in FIELDS and value not in (None, False)]

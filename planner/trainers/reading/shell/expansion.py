@@ -332,19 +332,19 @@ def _changed(text: str, rest: str, variables: Variables) -> str | None:
 def calculated(expression: str, variables: Variables) -> str:
     """The value of an arithmetic expression, or a gap that names what is missing."""
     text = joined(expression, variables)
-    missing: list[str] = roots(text)
-    open_ = is_open(text)
+    missing, unset = roots(text), list[str]()
 
     def variable(name: str) -> str:
-        nonlocal open_
         value = variables.text(name)
-        if value is None or is_open(value):
-            open_ |= value is not None or OUTER.fullmatch(name) is not None
+        if value is None and OUTER.fullmatch(name) is None:
+            unset.append(name)
+        elif value is None or is_open(value):
             missing.extend(roots(value or "") or [name])
+            return "1"  # and on, so that all that is missing is named at once
         return value or ""
 
-    result = None if open_ else arithmetic(text, variable)
-    return gap(missing) if result is None or open_ else str(result)
+    result = None if is_open(text) else arithmetic(text, variable)
+    return gap(missing or unset) if result is None or missing else str(result)
 
 
 def fields(raw: str, variables: Variables) -> list[str]:

@@ -1,0 +1,120 @@
+"""What a project's own program beside a Megatron script says: defaults, layers and arguments of its own. Nothing is executed."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from planner import library
+from planner.trainers.megatron.arguments import Arguments
+from planner.trainers.megatron.around import USUAL, take_defaults
+from planner.trainers.megatron.forks import RMS_NORM
+from planner.trainers.megatron.trainer_words import FLASH
+from planner.trainers.reading.programs import program_file
+from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.values import read_text
+
+MOST_MODULES = 12
+"""Modules of a project that are looked into."""
+OTHERS = ("megatron", "torch", "numpy", "os", "sys", "typing", "transformers")
+"""Packages that are not the project's own, wherever they lie."""
+LOGGED = re.compile(r"\b(log(s|ging|ger)?|monitor(ing)?|metrics?|track(ing|er)?|wandb|report(ing)?|client|telemetry)\b", re.I)
+"""Titles of groups of arguments that decide nothing of a step."""
+
+
+def _own_layers(found: Arguments, why: str) -> None:
+    """Layers of Megatron that are not Transformer Engine's, where the script does not say which and has no flash attention."""
+    if "transformer_impl" not in found and not any(found.get(one) for one in ("attention_backend", *FLASH)):
+        found["attention_backend"] = "unfused"
+        found.notes.append(f"attention unfused: {why}")
+
+
+def labels(found: Arguments) -> set[str]:
+    """Arguments that a project's own program defines in groups of what is logged, and where to."""
+    names: set[str] = set()
+    for tree in _trees(found):
+        titles: dict[str, str] = {}
+        for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)):
+            call = node.value
+            if isinstance(call, ast.Call) and last_name(call.func) == "add_argument_group":
+                said = [*call.args, *(one.value for one in call.keywords if one.arg == "title")]
+                titles[ast.unparse(node.targets[0])] = str(said[0].value) if said and isinstance(said[0], ast.Constant) else ""
+        for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func) == "add_argument"):
+            group = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            if LOGGED.search(titles.get(group, "")):
+                words = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+                names |= {one.lstrip("-").replace("-", "_") for one in words}
+    return names
+
+
+def _trees(found: Arguments) -> list[ast.Module]:
+    program = program_file(Path(found.where), found.program) if found.program and not found.dumped else None
+    return [] if program is None else _modules(program)
+
+
+def take_around(found: Arguments) -> None:
+    """Takes what lies around a script: what its program says, then the defaults of the Megatron there."""
+    _take_program(found)
+    take_defaults(found)
+
+
+def _take_program(found: Arguments) -> None:
+    """Takes what a project's own program and the modules beside it say of arguments that the script does not give."""
+    trees = _trees(found)
+    for name, value in (_handed(trees[0]) if trees else {}).items():
+        none = name in USUAL and USUAL[name] is None and value not in (None, False)
+        if none and name not in found and not (name == "recompute_granularity" and found.get("recompute_activations")):
+            found[name] = str(value)
+            found.notes.append(f"{found.spelled(name)} {value} by args_defaults of {found.program}")
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    if any(_says_local(node) for node in nodes):
+        _own_layers(found, f"{found.program} takes Megatron's own layers alone, which keep scores without --use-flash-attn")
+    classes = [one for one in nodes if isinstance(one, ast.ClassDef)]
+    layers = [one for one in classes if any(last_name(base).endswith("TransformerLayer") for base in one.bases)]
+    rms = any(isinstance(node, ast.Call) and last_name(node.func) == "RMSNorm" for one in layers for node in ast.walk(one))
+    if rms and "normalization" not in found and not any(found.get(one) for one in RMS_NORM):
+        found["normalization"] = "RMSNorm"
+        found.notes.append(f"--normalization RMSNorm: layers of {found.program} have it")
+
+
+def _modules(program: Path) -> list[ast.Module]:
+    """A program and the modules beside it that it imports, the program first."""
+    found: dict[Path, ast.Module] = {}
+    waiting, above = [program], program.resolve().parents[:8]
+    while waiting and len(found) < MOST_MODULES:
+        file = waiting.pop(0)
+        if file in found or not library.is_file(file):
+            continue
+        try:
+            found[file] = tree = ast.parse(read_text(file))
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        names = [one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module]
+        names += [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+        own = [f"{one.replace('.', '/')}.py" for one in dict.fromkeys(names) if one.partition(".")[0] not in OTHERS]
+        near = [[up / one for up in above if library.is_file(up / one)] for one in own]
+        waiting += [one[0] for one in near if one]
+    return list(found.values())
+
+
+def _handed(tree: ast.Module) -> dict[str, Any]:
+    """Constants in args_defaults of pretrain(): they hold where the parser's own default is None.  [training/arguments.py]"""
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func) == "pretrain"]
+    node = next((word.value for one in calls for word in one.keywords if word.arg == "args_defaults"), None)
+    if isinstance(node, ast.Name):
+        named = [one.value for one in ast.walk(tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]
+        node = named[0] if len(named) == 1 else None
+    pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+    return {str(key.value): one.value for key, one in pairs if isinstance(key, ast.Constant) and isinstance(one, ast.Constant)}
+
+
+def _says_local(node: ast.AST) -> bool:
+    """Whether a statement asserts or sets args.transformer_impl to "local"."""
+    if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq):
+        left, right = node.test.left, node.test.comparators[0]
+    elif isinstance(node, ast.Assign):
+        left, right = node.targets[0], node.value
+    else:
+        return False
+    of_arguments = isinstance(left, ast.Attribute) and left.attr == "transformer_impl"
+    return of_arguments and isinstance(right, ast.Constant) and right.value == "local"
