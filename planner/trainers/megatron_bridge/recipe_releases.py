@@ -104,7 +104,7 @@ def chosen(said: Given, files: tuple[Path, ...], made: Made, of: Releases | None
         return of.known_in(release), (f"recipes as {of.library} {release} has them, as is said",)
     quiet = replace(said, questions=[], used=set())
     try:
-        results = {one: deciding(made(quiet, of.known_in(one))) for one in of.names}
+        results = _of_each(quiet, made, of)
     except PlannerError:  # what is wrong without any of them
         return of.known_in("main"), ()
     last = [one for one, after in pairwise(of.names) if results[one] != results[after]]
@@ -122,6 +122,43 @@ def chosen(said: Given, files: tuple[Path, ...], made: Made, of: Releases | None
     about = f"release of {of.library}, which nothing here shows; up to {last[-1]}, {different}"
     said.questions.append(Question(name=SETTING, about=about, choices=(*last, "main")))
     return of.known_in("main"), ()
+
+
+class _Looked(Mapping[str, Any]):
+    """Settings of a recipe that say when they are looked at."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any], seen: dict[str, Mapping[str, Any]]) -> None:
+        self.name, self.settings, self.seen = name, settings, seen
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen[self.name] = self.settings
+        return self.settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.seen[self.name] = self.settings
+        return iter(self.settings)
+
+    def __len__(self) -> int:
+        self.seen[self.name] = self.settings
+        return len(self.settings)
+
+
+def _of_each(quiet: Given, made: Made, of: Releases) -> dict[str, dict[str, Any]]:
+    """What decides the plan under each release. A program is read anew only where one of the recipes that it was seen to start from
+    is another one: reading a large program takes seconds, and there are seven releases."""
+    readings: list[tuple[set[str], dict[str, Mapping[str, Any]], dict[str, Any]]] = []  # names, what was looked at, what came of it
+    results = {}
+    for one in of.names:
+        known = of.known_in(one)
+        same = (result for names, seen, result in readings
+                if names == set(known) and all(known[name] == settings for name, settings in seen.items()))  # fmt: skip
+        found = next(same, None)
+        if found is None:
+            seen: dict[str, Mapping[str, Any]] = {}
+            found = deciding(made(quiet, {name: _Looked(name, settings, seen) for name, settings in known.items()}))
+            readings.append((set(known), seen, found))
+        results[one] = found
+    return results
 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -93,6 +93,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         most = min(tokens // length, batch // dp, 4096)
         micro = max((one for one in range(1, most + 1) if batch % (one * dp) == 0), default=1)
         notes += (f"micro batches of up to {tokens} tokens (train_mb_tokens) are read as {micro} sequences of {length} tokens",)
+    notes += _of_bins(policy)
     fields["micro_batch_size"] = micro
     if gpus is not None:
         question = batch_that_divides(batch, micro, dp)
@@ -183,6 +184,16 @@ def _packed(part: Settings) -> int:
     """Tokens of a micro batch that holds as many sequences as fit, where they are said as a number."""
     tokens = part.get("train_mb_tokens")
     return tokens if part.flag("enabled") and isinstance(tokens, int) else 0
+
+
+def _of_bins(policy: Settings) -> tuple[str, ...]:
+    """A note on a batch that counts samples where micro batches are filled by tokens. How many there are hangs on the data."""
+    on = next((one for one in PACKED if policy.section(one).flag("enabled")), None)
+    if on is None:
+        return ()
+    how = "the batch counts samples, and a micro batch is filled with them up to its tokens"
+    priced = "shorter ones make fewer micro batches and attention ends with each, so time comes out too long"
+    return (f"{on}: {how}; priced as samples of full length: {priced}",)
 
 
 def _matters(setting: str, native: bool) -> bool:

@@ -73,7 +73,9 @@ def _found(module: _Module, name: str, files: dict[Path, _Module | None], depth:
         place = _place(module.file, node)
         if place is None or depth > ABOVE or (place.resolve() not in files and len(files) >= MOST_FILES):
             continue
-        other = files.setdefault(place.resolve(), _read(place))
+        if place.resolve() not in files:  # each file is read once
+            files[place.resolve()] = _read(place)
+        other = files[place.resolve()]
         found = _found(other, name, files, depth + 1) if other is not None else (None, None)
         if found[1] is not None:
             return found

@@ -21,7 +21,12 @@ LINEAR, GROUPED = r"float8|mx|(quantize\.)?(linear|dense)\.(float8|mx)", r"(quan
 FEW = re.compile(r"output|lm_head|.*(router|gate).*|auto_filter_small_kn")
 """Layers that stay as they are without a word: their products are few, or planner's fp8 leaves them out."""
 KERNELS = "primus_turbo"
-"""Converter of Primus that puts AMD's kernels into the same layers.  [Primus, backends/torchtitan/primus_turbo_extensions]"""
+"""Converter of Primus that puts AMD's kernels into the same layers, and its section.
+[Primus, backends/torchtitan/primus_turbo_extensions]"""
+OF_CONVERTERS = re.compile(r"use_turbo_(float8|mx)_linear")
+"""Words of that section that are about layers which another converter brings to 8 bits, and nothing without it."""
+LOW = re.compile(r"fp[48]|float[48]|(^|_)mx|quant|offload|recompute|deepep")
+"""Words of that section that make more than other kernels of the same products."""
 BACKENDS = ("standard", "deepep", "hybridep")
 
 
@@ -56,10 +61,13 @@ def of_foreign_tables(data: Mapping[str, Any], names: list[str], said: Given | N
     on = [one for one in names if not is_off(one, data[one])]
     on = [one for one in on if said is None or str(said.setting(one)).lower() not in ("false", "null")]
     words = {one: " ".join([one, *(key for key, value in data[one].items() if _on(value))]) for one in on}
-    asked = [one for one in on if SHARED.search(words[one])]
+    same = [one for one in on if one == KERNELS and not any(
+        _on(value) and LOW.search(key) and not OF_CONVERTERS.fullmatch(key) for key, value in data[one].items())]  # fmt: skip
+    asked = [one for one in on if SHARED.search(words[one]) and one not in same]
     about = "no section of torchtitan, so one of a fork, which may decide memory or precision; false imports the job without it"
-    left = ", ".join([one for one in on if one not in asked][:8])
+    left = ", ".join([one for one in on if one not in (*asked, *same)][:8])
     noted = [f"sections that torchtitan does not have, not read: {left}"] * bool(left)
+    noted += [f"{one}: its kernels are priced as torchtitan's" for one in same]
     return [Question(name=one, about=about, choices=("false",)) for one in asked], noted
 
 

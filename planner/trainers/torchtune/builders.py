@@ -17,8 +17,8 @@ FAMILIES = (
     "qwen2", "qwen2_5", "qwen3", "smol",
 )
 """Its families of language models.  [torchtune/models]"""
-WINDOWED = ("gemma2", "gemma3")
-"""Families whose builders have sliding windows; mistral and phi3 attend to all.  [models/*/_component_builders.py]"""
+WINDOWED = ("gemma2", "gemma3", "llama4")
+"""Families whose builders have sliding windows or chunks; mistral and phi3 attend to all.  [models/*/_component_builders.py]"""
 SIZES = {"0_5b": "0.5b", "1_5b": "1.5b", "0_6b": "0.6b", "1_7b": "1.7b"}
 OF_ANY_SIZE: dict[str, dict[str, Any]] = {
     "llama2": {}, "code_llama2": {}, "llama3": {}, "llama3_1": {}, "llama3_2": {"tied_embeddings": True}, "mistral": {},
@@ -60,7 +60,7 @@ def model_of(given: Settings) -> tuple[str, ModelSpec | None, str, tuple[str, ..
     name = _name(found)
     model, notes = named_model(name, given.path)
     if model is not None and model.window and found["family"] not in WINDOWED:
-        model = dataclasses.replace(model, window=0, num_windowed_layers=0)
+        model = dataclasses.replace(model, window=0, num_windowed_layers=0, chunked_attention=False)
     if found["family"] not in FAMILIES:
         fork = f"torchtune has no builders torchtune.models.{found['family']}, which are those of a fork"
         notes = (*notes, f"{fork}: the model is read by its name")

@@ -29,13 +29,18 @@ OTHER_RECIPES = re.compile(r"(^|/)(qat_|knowledge_distillation|ppo_|\w*grpo|eleu
 RECIPES = re.compile(r"(dev/)?(gemma_)?(full|lora)_(finetune|dpo)(_distributed|_single_device|_fsdp2|_multi_dataset)*")
 RECIPE_FILE = r"(?:\S*/)?(?:full|lora|qat|ppo|knowledge)\w*_(?:distributed|single_device)\.py"
 """Recipes that are started without tune."""
+JOINED = re.compile(r"\btorch\.(cat|concat)\(\s*\w*logits\b")
+"""Logits that a loss by chunks left apart, put together again."""
+ABOVE = 3
+"""Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
         data = file_settings(path, "a recipe of torchtune")
-        return parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
+        reading = parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
+        return dataclasses.replace(reading, notes=(*reading.notes, *_of_a_recipe_beside(path)))
     by_tune = re.search(r"\btune +run\b|torchtune\._cli\.tune", read_text(path)) is not None
     found = launched(path, said, r"(?:\S*/)?tune|torchtune\._cli\.tune", "run") if by_tune else launched(path, said, RECIPE_FILE)
     words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
@@ -162,6 +167,17 @@ def _of_a_recipe(called: str) -> tuple[str, ...]:
     recipe, started, _ = called.partition(" ")
     own_one = started and recipe and RECIPES.fullmatch(Path(recipe).stem.rpartition(".")[2] or recipe) is None
     return (f"recipe {shown(recipe)} is the project's own: read as a recipe of torchtune reads the file",) if own_one else ()
+
+
+def _of_a_recipe_beside(path: Path) -> tuple[str, ...]:
+    """Note about a program of the name of the configuration, in its folder or above it, where torchtune has no such recipe."""
+    places = (folder / f"{path.stem}.py" for folder in path.absolute().parents[:ABOVE])
+    file = next((one for one in places if library.is_file(one) and "torchtune" in read_text(one)), None)
+    if file is None or RECIPES.fullmatch(path.stem):
+        return ()
+    joined = JOINED.search(read_text(file)) is not None
+    more = "; it joins the logits of all chunks, which are not in the plan beside the loss by chunks" if joined else ""
+    return (f"recipe {file.name} is the project's own: read as a recipe of torchtune reads the file{more}",)
 
 
 def _zero(given: Settings) -> int:
