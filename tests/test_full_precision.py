@@ -73,6 +73,18 @@ def test_what_is_stored_is_the_same_whoever_asks_again(trainer: str) -> None:
     assert stored_as(one.workload, once).stored == once.stored and once.stored.optimizer_bytes["adam"] == 8.0
 
 
+def test_zero_1_and_2_of_deepspeed_update_a_copy_in_fp32() -> None:
+    """4 bytes per parameter over dp more in fp32: the partition is cloned whatever its dtype; not at ZeRO 0 and 3, nor in bf16, nor
+    where it lies on the host."""
+    for precision, zero, host, copied in (("fp32", 2, 0, True), ("fp32", 1, 0, True), ("fp32", 0, 0, False), ("fp32", 3, 0, False),
+                                          ("fp32", 2, 100, False), ("bf16", 2, 0, False)):  # fmt: skip
+        one = job("gpt", "deepspeed", precision=precision)
+        layout = Layout(zero=zero, dp=8, offload_optimizer=host)
+        parameters = stage_parameters(one.workload, layout, split_stages(one.workload.model, layout), one.trainer.kernels)
+        held = sum(np.max(term.workspace_bytes(one.workload, layout, parameters)) for term in one.trainer.terms)
+        assert held == pytest.approx(np.max(parameters.all) * 4.0 / 8.0 if copied else 0.0, rel=1e-6)
+
+
 def test_relu_keeps_its_output_alone() -> None:
     one = job("gpt")
     layout = Layout(tp=2)
