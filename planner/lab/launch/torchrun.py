@@ -266,6 +266,20 @@ def interrupts_ignored() -> contextlib.AbstractContextManager[None]:
     return _handled(signal.SIGINT, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C is heard when this ends: what is started here is whole until then and never hears it, as the mask is inherited."""
+    heard: list[int] = []
+    with _handled(signal.SIGINT, lambda number, _: heard.append(number)):  # another thread may get it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if heard:
+        signal.raise_signal(signal.SIGINT)
+
+
 # ------------------------------------------------------------------------------------------------ one rank
 
 

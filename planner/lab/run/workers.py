@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.torchrun import cause_in_words, interrupts_ignored, termination_interrupts
+from planner.lab.launch.torchrun import cause_in_words, interrupts_held, interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.record import record
@@ -142,13 +142,13 @@ class _Pool:
         """One process, heard through its pipe."""
         here, there = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_work, args=(self.manner, split, rank, there), daemon=True)
-        with interrupts_ignored():
-            process.start()
-        there.close()
         limit = self.manner.limit
-        self.running[here] = _Running(
-            number=number, rank=rank, process=process, limit=limit, until=time.monotonic() + limit
-        )
+        with interrupts_held():
+            process.start()
+            there.close()
+            self.running[here] = _Running(
+                number=number, rank=rank, process=process, limit=limit, until=time.monotonic() + limit
+            )
 
     def hear_all(self) -> None:
         """Waits for messages, at most until the next rank has hung."""
