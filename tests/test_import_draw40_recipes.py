@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from import_files import asked_for, written
+from import_files import NEMO_RL, asked_for, written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
@@ -112,14 +112,7 @@ def test_options_of_adapters_and_dpo(tmp_path: Path) -> None:
     assert found.objective == "dpo" and set(found.trainer.split("+")[1:]) == {"loss=kept", "optimizer_in_backward=off"}
 
 
-CORE = """sft: {max_num_steps: 10}
-policy:
-  model_name: Qwen/Qwen3-8B
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  max_total_sequence_length: 2048
-  precision: bfloat16
-  dtensor_cfg: {enabled: NATIVE}
+CORE = NEMO_RL + """  dtensor_cfg: {enabled: NATIVE}
   megatron_cfg:
     enabled: true
     peft: {enabled: ADAPTERS, dim: 8}

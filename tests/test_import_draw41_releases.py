@@ -6,21 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from import_files import written
+from import_files import NEMO_RL, written
 
 from planner.trainers.megatron_bridge import recipe_releases
 from planner.trainers.reading import modules, read
 from planner.trainers.reading.given import Given, OpenQuestionsError
 from planner.trainers.reading.python_text import tree_of
 
-SFT = """sft: {max_num_steps: 10}
-policy:
-  model_name: Qwen/Qwen3-8B
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  max_total_sequence_length: 2048
-  precision: bfloat16
-  dtensor_cfg: {enabled: true, tensor_parallel_size: 1}
+SFT = NEMO_RL + """  dtensor_cfg: {enabled: true, tensor_parallel_size: 1}
   megatron_cfg: {enabled: false}
   WORD: {enabled: ENABLED, train_mb_tokens: TOKENS}
 cluster: {gpus_per_node: 8, num_nodes: 1}

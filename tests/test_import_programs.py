@@ -234,28 +234,6 @@ def test_flags_of_torchtitan_go_over_the_file_that_they_name(tmp_path: Path) -> 
         read(file, None, Given())
 
 
-def test_a_recipe_of_megatron_bridge_in_yaml(tmp_path: Path) -> None:
-    (tmp_path / "default.yaml").write_text(
-        "recipe:\n  _target_: megatron.bridge.recipes.llama.llama3_8b_pretrain_config\n  tensor_model_parallel_size: 2\n"
-        "train:\n  global_batch_size: 64\ndataset:\n  path: ${oc.env:BLEND,none}\n"
-    )
-    (tmp_path / "tiny.yaml").write_text(
-        "defaults: default.yaml\nrun:\n  env: {nodes: 2, gpus_per_node: 8}\nrecipe:\n  seq_length: 4096\n"
-        "train:\n  micro_batch_size: ${oc.env:MBS,2}\n"
-    )
-    found = read(tmp_path / "tiny.yaml", None, Given())
-    assert (found.model.name, found.num_gpus, found.global_batch_size) == ("llama-3-8b", 16, 64)
-    assert [found.fields[name] for name in ("tp", "micro_batch_size")] == [2, 2]
-    (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  num_layers: 4\n")
-    assert read(tmp_path / "own.yaml", None, Given(num_gpus=8)).model.num_layers == 4
-    (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  hidden_size: 512\n")
-    with pytest.raises(OpenQuestionsError, match=r"--model NAME \(hidden_size make it a model of its own"):
-        to_plan(read(tmp_path / "own.yaml", None, Given(num_gpus=8)))
-    (tmp_path / "none.yaml").write_text("recipe:\n  name: x\ntrain:\n  a: 1\n")
-    with pytest.raises(PlannerError, match="its section recipe has no _target_"):
-        read(tmp_path / "none.yaml", None, Given())
-
-
 def test_a_byte_pair_encoding_of_its_own_leaves_the_vocabulary_open(tmp_path: Path) -> None:
     sizes = "--num-layers 24 --hidden-size 1088 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --bf16 "
     text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --global-batch-size 8 --tokenizer-type GPT2BPETokenizer "

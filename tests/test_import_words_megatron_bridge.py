@@ -7,8 +7,8 @@ from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.configuration import Reading, to_plan
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 
 def _over(folder: Path, words: str, recipe: str = "llama3_8b_pretrain_config", gpus: int = 16) -> Reading:
@@ -138,3 +138,25 @@ def test_fields_that_a_program_sets(tmp_path: Path) -> None:
     assert found.model is not None and found.model.num_layers == 4 and "gradient_dtype=bf16" in found.trainer
     with pytest.raises(PlannerError, match="ddp.num_distributed_optimizer_instances"):
         read(written(tmp_path, WRITTEN.replace("= 1", "= 2"), "own.py"), None, Given(num_gpus=8))
+
+
+def test_a_recipe_of_megatron_bridge_in_yaml(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text(
+        "recipe:\n  _target_: megatron.bridge.recipes.llama.llama3_8b_pretrain_config\n  tensor_model_parallel_size: 2\n"
+        "train:\n  global_batch_size: 64\ndataset:\n  path: ${oc.env:BLEND,none}\n"
+    )
+    (tmp_path / "tiny.yaml").write_text(
+        "defaults: default.yaml\nrun:\n  env: {nodes: 2, gpus_per_node: 8}\nrecipe:\n  seq_length: 4096\n"
+        "train:\n  micro_batch_size: ${oc.env:MBS,2}\n"
+    )
+    found = read(tmp_path / "tiny.yaml", None, Given())
+    assert (found.model.name, found.num_gpus, found.global_batch_size) == ("llama-3-8b", 16, 64)
+    assert [found.fields[name] for name in ("tp", "micro_batch_size")] == [2, 2]
+    (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  num_layers: 4\n")
+    assert read(tmp_path / "own.yaml", None, Given(num_gpus=8)).model.num_layers == 4
+    (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  hidden_size: 512\n")
+    with pytest.raises(OpenQuestionsError, match=r"--model NAME \(hidden_size make it a model of its own"):
+        to_plan(read(tmp_path / "own.yaml", None, Given(num_gpus=8)))
+    (tmp_path / "none.yaml").write_text("recipe:\n  name: x\ntrain:\n  a: 1\n")
+    with pytest.raises(PlannerError, match="its section recipe has no _target_"):
+        read(tmp_path / "none.yaml", None, Given())

@@ -3,21 +3,14 @@
 from pathlib import Path
 
 import pytest
-from import_files import asked_for, written
+from import_files import NEMO_RL, asked_for, written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 
-SFT = """sft: {max_num_steps: 10}
-policy:
-  model_name: Qwen/Qwen3-8B
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  max_total_sequence_length: 2048
-  precision: bfloat16
-  dtensor_cfg: {enabled: NATIVE, tensor_parallel_size: 1MORE}
+SFT = NEMO_RL + """  dtensor_cfg: {enabled: NATIVE, tensor_parallel_size: 1MORE}
   megatron_cfg: {enabled: CORE, tensor_model_parallel_size: 2CORE_MORE}
 EXTRA
 cluster: {gpus_per_node: 8, num_nodes: 1}

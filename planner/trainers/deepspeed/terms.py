@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.layer.operators import Number
 from planner.cost.own_terms import OwnTerms
-from planner.cost.pipeline.partition import StageParameters, column
+from planner.cost.pipeline.partition import StageParameters, column, host_share
 from planner.layout import Layout
 from planner.workload import Workload
 
@@ -29,5 +27,4 @@ class Terms(OwnTerms):
         [DeepSpeed, runtime/zero/stage_1_and_2.py: single_partition_of_fp32_groups; stage3.py: _create_fp32_partitions]"""
         zero = column(layout.zero)
         cloned = (workload.precision == "fp32") & (zero >= 1) & (zero <= 2)
-        here = 1.0 - np.maximum(column(layout.offload_optimizer) / 100.0, column(layout.offload_parameters))
-        return COPY_BYTES * parameters.updated(workload, layout) * cloned * here
+        return COPY_BYTES * parameters.updated(workload, layout) * cloned * (1.0 - host_share(workload, layout))

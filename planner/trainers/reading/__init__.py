@@ -38,16 +38,17 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if written := OWN_FILE.search(text):
         raise PlannerError(library.other_kind(written[1], str(path)))
     said = _counted(path, text, given or Given())
-    run = _run(path, text, said)
+    commands = _commands(path, text, said)
+    run, whole = _lines(commands, MOST_WORDS), _lines(commands, MOST_ARGUMENTS)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
     if fits == ["transformers"] and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
         plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
         fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
     general = fits == ["transformers"]  # by a launcher's name, which any trainer may have
-    if (not fits or general) and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
+    if (not fits or general) and (started := f"{_started(path, text)}\n{whole}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)] or fits
-    if run and (named := next((one for one in FOLLOWED if started_with(path, _run(path, text, said, MOST_ARGUMENTS), one)), None)):
+    if run and (named := next((one for one in FOLLOWED if started_with(path, whole, one)), None)):
         fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
         fits = [own_program]
@@ -109,15 +110,19 @@ MOST_WORDS, MOST_ARGUMENTS = 12, 400
 """Words of a command in which its program stands, and with what it is given."""
 
 
-def _run(path: Path, text: str, said: Given, most: int = MOST_WORDS) -> str:
-    """The commands of a script with the values of its variables, one a line, ``most`` words of each; '' for what is no script."""
+def _commands(path: Path, text: str, said: Given) -> list[list[str]]:
+    """Words of the commands of a script with the values of its variables; none for what is no script."""
     if _ending(path, text) not in SHELL:
-        return ""
+        return []
     try:
-        commands = evaluate(text, str(path), said.settings, path.parent).commands
+        return [one.words for one in evaluate(text, str(path), said.settings, path.parent).commands]
     except PlannerError:
-        return ""
-    return "\n".join(" ".join(one.words[:most]) for one in commands)
+        return []
+
+
+def _lines(commands: list[list[str]], most: int) -> str:
+    """Commands one a line, ``most`` words of each."""
+    return "\n".join(" ".join(words[:most]) for words in commands)
 
 
 def _through_its_program(path: Path, said: Given) -> Reading | None:

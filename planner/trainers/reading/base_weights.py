@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from planner.cost.parameters import count_parameters
 from planner.cost.state_dtypes import FROZEN_BYTES
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
 from planner.trainers.reading.given import Question
+from planner.trainers.reading.layer_names import listed
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.versions import newer
 from planner.units import GIB, GIGA
@@ -71,7 +71,7 @@ def of_base(
 def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options of the trainer, notes) where adapters are named on tensors: those of experts have one of gate and up and one of down
     each, whatever linear layers have some beside them. Options are empty where none is priced.  [peft, ParamWrapper]"""
-    words = [str(one) for name in PARAMETERS for one in _listed(given.get(name))]
+    words = [str(one) for name in PARAMETERS for one in listed(given.get(name) or "") if one]
     spec, named = spec_of(given, model), shown(", ".join(words))
     if not words or not rank:
         return {}, ()
@@ -95,10 +95,6 @@ def stored_in_fewer(given: Settings, model: ModelSpec | None, name: str, frozen:
     if not lies or frozen in FEWER or given.flag("model_quantization_config_kwargs.dequantize") or given.flag("dequantize"):
         return ()
     return ("the checkpoint lies in mxfp4, and weights are priced in bf16, to which Mxfp4Config(dequantize=True) brings them",)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else re.split(r"[,\s]+", value.strip()) if isinstance(value, str) and value else []
 
 
 def spec_of(given: Settings, model: ModelSpec | None) -> ModelSpec | None:

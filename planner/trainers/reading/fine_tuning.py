@@ -256,10 +256,9 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
 
 def _of_no_layer(given: Settings) -> list[str]:
     """Note about names of what is trained as a whole beside adapters that are neither a table nor a layer known here."""
-    said = [(name, given.get(name)) for name in TRAINED_WHOLE]
-    words = {name: value if isinstance(value, list) else re.split(r"[,\s]+", str(value or "")) for name, value in said}
-    own = {name: [str(one) for one in some if one and not re.search("embed|wte|lm_head|output_layer", str(one))]
-           for name, some in words.items()}  # fmt: skip
+    words = {name: listed(given.get(name) or "") for name in TRAINED_WHOLE}
+    table = re.compile(rf"embed|wte|{HEADS}")
+    own = {name: [str(one) for one in some if one and not table.search(str(one))] for name, some in words.items()}
     what = "no layer known here, trained as a whole where the model has it: not in the plan, memory comes out too low by it"
     return [f"{name} {shown(', '.join(some[:8]))}: {what}" for name, some in own.items() if some]
 

@@ -22,7 +22,7 @@ MLA = {"kv_a_proj_with_mqa", "kv_b_proj"}
 """Layers of keys and values in latent attention, which has those of the query beside them."""
 TABLES = re.compile(r"lm_head|output_layer|embed_(tokens|in|out)|(word|tok)_embeddings|wte|^output$")
 """Names of tables of the vocabulary."""
-_EVERY = re.compile(r"all([-_]\w+)?|linear|auto|default|none|\.?\*|", re.IGNORECASE)
+EVERY = re.compile(r"all([-_]\w+)?|linear|auto|default|none|\.?\*|", re.IGNORECASE)
 """Words that stand for all linear layers."""
 
 
@@ -53,7 +53,7 @@ def unknown_layers(words: list[Any]) -> list[str]:
     named = [str(one).strip() for one in words]
     if linear_layers(words) <= set(ALL):
         return []
-    return [one for one in named if not (_EVERY.fullmatch(one) or TABLES.search(one) or linear_layers([one]) <= set(ALL))]
+    return [one for one in named if not (EVERY.fullmatch(one) or TABLES.search(one) or linear_layers([one]) <= set(ALL))]
 
 
 def joint_layers(words: list[Any]) -> list[str]:

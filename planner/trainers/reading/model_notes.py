@@ -4,13 +4,12 @@ import re
 from typing import Any
 
 from planner.model import ModelSpec
+from planner.trainers.reading.layer_names import EVERY, listed
 
 TOWERS = {"gemma-3-4b": 0.42, "gemma-3-12b": 0.42, "gemma-3-27b": 0.42}
 """Presets of text alone whose uploads have an image encoder -> billions of weights that it has.  [config.json of the uploads]"""
 MIXER = re.compile("in_proj|out_proj|x_proj|dt_proj|linear_attn|mixer|mamba")
 """Parts of names of linear layers of linear attention."""
-EVERY = re.compile(r"all([-_]\w+)?|linear|auto|default|none|\.?\*|", re.IGNORECASE)
-"""Words that stand for all linear layers."""
 OF_ITS_OWN = ("mamba2", "gated_delta_net")
 """Kinds of linear attention whose linear layers are not called q_proj to o_proj.  [transformers, models/*/modeling_*.py]"""
 
@@ -24,7 +23,7 @@ def of_model(model: ModelSpec | None, said: Any, targets: str, rank: int) -> tup
     if model.vision is None and (size := TOWERS.get(model.name)) is not None:
         what = f"the image encoder of {model.name}, {size} B weights beside its text model"
         notes.append(f"{what}, is not priced: memory comes out too low where it is loaded")
-    words = [str(one) for one in said] if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+    words = [str(one) for one in listed(said or "")]
     named = not any(MIXER.search(one) or EVERY.fullmatch(one) for one in words)
     if named and rank and targets == "all" and model.linear is not None and model.linear.kind in OF_ITS_OWN:
         layers = f"{model.linear.num_layers} layers of linear attention"
