@@ -78,9 +78,12 @@ def take_defaults(found: Arguments) -> None:
             continue
         found[name] = default if default is True else str(default)
         found.notes.append(f"{found.spelled(name)} {default} by default in the Megatron around it")
-    own = there.get("transformer_impl") == "local" and "transformer_impl" not in found
-    if own and not any(found.get(one) for one in ("attention_backend", *FLASH)):
+    if there.get("transformer_impl") == "local":
+        take_own_layers(found, "the Megatron around it has its own layers by default, which keep scores without --use-flash-attn")
+
+
+def take_own_layers(found: Arguments, why: str) -> None:
+    """Layers of Megatron that are not Transformer Engine's, where the script does not say which and has no flash attention."""
+    if "transformer_impl" not in found and not any(found.get(one) for one in ("attention_backend", *FLASH)):
         found["attention_backend"] = "unfused"
-        found.notes.append(
-            "attention unfused: the Megatron around it has its own layers by default, which keep scores without --use-flash-attn"
-        )
+        found.notes.append(f"attention unfused: {why}")
