@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.trainers.megatron.arguments import RENAMED, Arguments
-from planner.trainers.megatron.trainer_words import FLASH
+from planner.trainers.megatron.trainer_words import FLASH, has_fsdp
 from planner.trainers.reading.values import read_text
 
 PLACES = ("arguments.py", "training/arguments.py")
@@ -66,7 +66,7 @@ def take_defaults(found: Arguments) -> None:
     if not there:
         return
     usual = USUAL | (OF_EXPERTS if found.get("num_experts") not in (None, "0", "1") else {})
-    usual |= OF_FSDP if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp") else {}
+    usual |= OF_FSDP if has_fsdp(found) else {}
     if found.get("position_embedding_type") or found.get("use_rotary_position_embeddings"):
         usual = {name: value for name, value in usual.items() if "position_embedding" not in name}
     both = {"bf16", "fp16"} & found.keys()
