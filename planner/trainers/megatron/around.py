@@ -5,6 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from planner import library
+from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import RENAMED, Arguments
 from planner.trainers.megatron.trainer_words import FLASH, has_fsdp
 from planner.trainers.reading.values import read_text
@@ -36,8 +38,8 @@ OF_FSDP = {"data_parallel_sharding_strategy": None}
 def _parser(text: str) -> dict[str, Any]:
     """Argument -> its default, where that is written as a constant; {} for what is no Python."""
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+        tree = library.parse_python(text, "arguments.py")
+    except PlannerError:
         return {}
     found: dict[str, Any] = {}
     for call in ast.walk(tree):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.megatron.around import USUAL, take_defaults, take_own_layers
 from planner.trainers.megatron.forks import RMS_NORM
@@ -78,8 +79,8 @@ def _modules(program: Path) -> list[ast.Module]:
         if file in found or not library.is_file(file):
             continue
         try:
-            found[file] = tree = ast.parse(read_text(file))
-        except (SyntaxError, ValueError, RecursionError):
+            found[file] = tree = library.parse_python(read_text(file), str(file))
+        except PlannerError:
             continue
         names = [one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module]
         names += [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
