@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.trainers.megatron_bridge.effective import FIELDS, MIXED
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.values import read_text
 
@@ -62,9 +63,7 @@ DECISIVE = (
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
     "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
     "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
-    "dist.use_torch_fsdp2", *(f"mixed_precision.{one}" for one in (
-        "grad_reduce_in_fp32", "fp8", "fp8_recipe", "fp8_param", "fp8_param_gather", "fp4", "fp16", "fp8_dot_product_attention",
-        "fp8_multi_head_attention")),
+    "dist.use_torch_fsdp2", *(f"{MIXED}.{one}" for one in FIELDS),
     "comm_overlap.overlap_grad_reduce", "optimizer.use_distributed_optimizer", "model.use_transformer_engine_op_fuser",
     "dataset.packed_sequence_size",
 )  # fmt: skip
