@@ -235,8 +235,6 @@ def _started(path: Path, said: Given) -> Found | None:
         named = ", ".join(map(shown, words))
         raise PlannerError(f"{path}: how {file.name} reads {named} is not followed; import the configuration that it then runs")
     factory = str(found.settings.get("factory") or "") if cli else ""
-    settings: dict[str, Any] = {}
-    notes: tuple[str, ...] = ()
     if cli and cli[1] in WORDS and factory and not re.search(rf"def {re.escape(factory.partition('(')[0])}\b", read_text(file)):
         settings, notes = _of_release(
             said, (path, file), lambda one, known: (_of_factory(path, one, cli[1], factory, known) | _laid_over(words), ())
@@ -249,7 +247,6 @@ def _started(path: Path, said: Given) -> Found | None:
         settings, notes = _of_release(
             with_options, (path, file), lambda one, known: _with(_of_script(file, one, known), words)
         )
-    settings |= _laid_over(words)
     return settings, (*found.notes, f"{file.name} is followed under the options of its command", *notes)
 
 
