@@ -40,6 +40,8 @@ class Releases:
     """The release of a version."""
     known_in: Callable[[str], Known]
     """The recipes of a release."""
+    version_file: str = ""
+    """The file of a checkout of the library that says its version; "" = none is known."""
     newest_with_words: str = ""
     """The last release whose recipes take arguments that later ones do not."""
 
@@ -235,9 +237,8 @@ def _agreed(files: tuple[Path, ...], of: Releases) -> str | None:
 
 def _own_checkout(path: Path, of: Releases) -> Sign:
     """The release of the checkout of the library that a file is part of."""
-    places = {"Megatron-Bridge": "src/megatron/bridge/package_info.py", "NeMo": "nemo/package_info.py"}
     for folder in path.absolute().parents[:8]:
-        file = folder / places[of.library]
+        file = folder / of.version_file
         if library.is_file(file):
             parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH) *= *(\d+)", read_text(file), re.MULTILINE))
             return _release_of(".".join(parts.get(one, "0") for one in ("MAJOR", "MINOR", "PATCH")), of), file.name
@@ -254,5 +255,5 @@ def _first_words(file: Path) -> Iterator[str]:
 
 BRIDGE = Releases(
     library="Megatron-Bridge", names=RELEASES, containers=OF_CONTAINERS, pinned=PINNED, of_numbers=_of_bridge, known_in=known_in,
-    newest_with_words="0.3.0",
+    version_file="src/megatron/bridge/package_info.py", newest_with_words="0.3.0",
 )  # fmt: skip
