@@ -131,8 +131,7 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
 
 def _notes(parallel: Mapping[str, Any], optimizer: Mapping[str, Any], split: bool) -> list[str]:
     """What was taken for what; ``split``: activations are shared out between tensor parallel ranks."""
-    factory = optimizer.get("optimizer_factory")
-    words = {**optimizer, **(factory if isinstance(factory, Mapping) else {})}
+    words = {**optimizer, **_factory(optimizer)}
     sgd, stage = str(words.get("name")).lower() == "sgd", optimizer.get("zero_stage") or 0
     kept = split and parallel.get("tp_linear_async_communication") and parallel.get("tp_recompute_allgather") is False
     single = words.get("torch_adam_is_fused") is False and not sgd
@@ -207,11 +206,15 @@ def _precision(path: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any
     return PRECISIONS[kind]
 
 
+def _factory(optimizer: Any) -> Mapping[str, Any]:
+    """The section of the optimizer that names it; empty where there is none."""
+    found = optimizer.get("optimizer_factory") if isinstance(optimizer, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def _stand_in(data: Mapping[str, Any], given: Given) -> list[str]:
     """What a plan says of a fork's optimizer whose place another takes, as the user says."""
-    optimizer = data.get("optimizer")
-    factory = optimizer.get("optimizer_factory") if isinstance(optimizer, Mapping) else None
-    name = str((factory if isinstance(factory, Mapping) else {}).get("name") or "adamW")
+    name = str(_factory(data.get("optimizer")).get("name") or "adamW")
     said = given.setting("optimizer.optimizer_factory.name")
     if said is None or name.lower() in OPTIMIZERS:
         return []
@@ -220,8 +223,7 @@ def _stand_in(data: Mapping[str, Any], given: Given) -> list[str]:
 
 
 def _optimizer(path: Path, optimizer: Mapping[str, Any]) -> str:
-    factory = optimizer.get("optimizer_factory")
-    name = str((factory if isinstance(factory, Mapping) else {}).get("name") or "adamW")
+    name = str(_factory(optimizer).get("name") or "adamW")
     if name.lower() not in OPTIMIZERS:
         sets = "--set optimizer.optimizer_factory.name=adamW imports the job with that"
         raise PlannerError(f"{path}: optimizer.optimizer_factory.name is {shown(name)}; nanotron has adamW and sgd; {sets}")
