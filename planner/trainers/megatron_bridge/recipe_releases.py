@@ -15,8 +15,9 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
-from planner.trainers.megatron_bridge.recipes import DECISIVE, imported, last_part, published
+from planner.trainers.megatron_bridge.recipes import DECISIVE, imported, published
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.values import read_text
 
@@ -249,7 +250,7 @@ def _first_words(file: Path) -> Iterator[str]:
     """Arguments that a program gives its recipe and that only the first releases take."""
     tree = library.parse_python(read_text(file), str(file))
     names = imported(tree)
-    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_part(one) in names):
+    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func) in names):
         yield from (one.arg for one in call.keywords if one.arg in KEYWORDS)
 
 
