@@ -10,8 +10,9 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.trainer_options import spell
+from planner.trainers.nanotron import WRITES
 from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
-from planner.trainers.nanotron.program import FORM, data_of
+from planner.trainers.nanotron.program import data_of
 from planner.trainers.nanotron.sections import NOTHING, laid_into, lengths_of, require_priced
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -56,7 +57,7 @@ def read(path: Path, given: Given) -> Reading:
     found = launched(path, given, PROGRAM)
     named = str(found.settings.get("config_file", ""))
     writes = beside(path, str(Path(named).with_suffix(".py")), (".py",)) if named and beside(path, named) is None else None
-    if writes is not None and re.search(FORM, read_text(writes), re.MULTILINE) and given.setting(CONFIG_FILE) is None:
+    if writes is not None and re.search(WRITES, read_text(writes), re.MULTILINE) and given.setting(CONFIG_FILE) is None:
         reading = parse(path, given.filled(data_of(writes, given)), given, found.num_gpus)
         reading = dataclasses.replace(reading, notes=(f"{named} is not there: read as {writes.name} writes it", *reading.notes))
     else:
