@@ -5,8 +5,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from planner import library
+from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import RENAMED, Arguments
-from planner.trainers.megatron.trainer_words import FLASH
+from planner.trainers.megatron.trainer_words import FLASH, has_fsdp
 from planner.trainers.reading.values import read_text
 
 PLACES = ("arguments.py", "training/arguments.py")
@@ -36,8 +38,8 @@ OF_FSDP = {"data_parallel_sharding_strategy": None}
 def _parser(text: str) -> dict[str, Any]:
     """Argument -> its default, where that is written as a constant; {} for what is no Python."""
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+        tree = library.parse_python(text, "arguments.py")
+    except PlannerError:
         return {}
     found: dict[str, Any] = {}
     for call in ast.walk(tree):
@@ -66,7 +68,7 @@ def take_defaults(found: Arguments) -> None:
     if not there:
         return
     usual = USUAL | (OF_EXPERTS if found.get("num_experts") not in (None, "0", "1") else {})
-    usual |= OF_FSDP if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp") else {}
+    usual |= OF_FSDP if has_fsdp(found) else {}
     if found.get("position_embedding_type") or found.get("use_rotary_position_embeddings"):
         usual = {name: value for name, value in usual.items() if "position_embedding" not in name}
     both = {"bf16", "fp16"} & found.keys()
@@ -78,9 +80,12 @@ def take_defaults(found: Arguments) -> None:
             continue
         found[name] = default if default is True else str(default)
         found.notes.append(f"{found.spelled(name)} {default} by default in the Megatron around it")
-    own = there.get("transformer_impl") == "local" and "transformer_impl" not in found
-    if own and not any(found.get(one) for one in ("attention_backend", *FLASH)):
+    if there.get("transformer_impl") == "local":
+        take_own_layers(found, "the Megatron around it has its own layers by default, which keep scores without --use-flash-attn")
+
+
+def take_own_layers(found: Arguments, why: str) -> None:
+    """Layers of Megatron that are not Transformer Engine's, where the script does not say which and has no flash attention."""
+    if "transformer_impl" not in found and not any(found.get(one) for one in ("attention_backend", *FLASH)):
         found["attention_backend"] = "unfused"
-        found.notes.append(
-            "attention unfused: the Megatron around it has its own layers by default, which keep scores without --use-flash-attn"
-        )
+        found.notes.append(f"attention unfused: {why}")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import Arguments
-from planner.trainers.megatron.around import USUAL, take_defaults
+from planner.trainers.megatron.around import USUAL, take_defaults, take_own_layers
 from planner.trainers.megatron.forks import RMS_NORM
-from planner.trainers.megatron.trainer_words import FLASH
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.values import read_text
@@ -20,13 +20,6 @@ OTHERS = ("megatron", "torch", "numpy", "os", "sys", "typing", "transformers")
 """Packages that are not the project's own, wherever they lie."""
 LOGGED = re.compile(r"\b(log(s|ging|ger)?|monitor(ing)?|metrics?|track(ing|er)?|wandb|report(ing)?|client|telemetry)\b", re.I)
 """Titles of groups of arguments that decide nothing of a step."""
-
-
-def _own_layers(found: Arguments, why: str) -> None:
-    """Layers of Megatron that are not Transformer Engine's, where the script does not say which and has no flash attention."""
-    if "transformer_impl" not in found and not any(found.get(one) for one in ("attention_backend", *FLASH)):
-        found["attention_backend"] = "unfused"
-        found.notes.append(f"attention unfused: {why}")
 
 
 def labels(found: Arguments) -> set[str]:
@@ -68,7 +61,7 @@ def _take_program(found: Arguments) -> None:
             found.notes.append(f"{found.spelled(name)} {value} by args_defaults of {found.program}")
     nodes = [node for tree in trees for node in ast.walk(tree)]
     if any(_says_local(node) for node in nodes):
-        _own_layers(found, f"{found.program} takes Megatron's own layers alone, which keep scores without --use-flash-attn")
+        take_own_layers(found, f"{found.program} takes Megatron's own layers alone, which keep scores without --use-flash-attn")
     classes = [one for one in nodes if isinstance(one, ast.ClassDef)]
     layers = [one for one in classes if any(last_name(base).endswith("TransformerLayer") for base in one.bases)]
     rms = any(isinstance(node, ast.Call) and last_name(node.func) == "RMSNorm" for one in layers for node in ast.walk(one))
@@ -86,8 +79,8 @@ def _modules(program: Path) -> list[ast.Module]:
         if file in found or not library.is_file(file):
             continue
         try:
-            found[file] = tree = ast.parse(read_text(file))
-        except (SyntaxError, ValueError, RecursionError):
+            found[file] = tree = library.parse_python(read_text(file), str(file))
+        except PlannerError:
             continue
         names = [one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module]
         names += [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]

@@ -27,7 +27,14 @@ from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strang
 from planner.trainers.megatron.own_program import labels, take_around
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
-from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
+from planner.trainers.megatron.trainer_words import (
+    STATE_TYPES,
+    has_fsdp,
+    optimizer_of,
+    precision_of,
+    trainer_of,
+    zero_of,
+)
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.megatron_degrees import padded_experts
@@ -150,8 +157,7 @@ def _other_length(found: Arguments, given: Given) -> None:
 
 def _strategy(found: Arguments) -> None:
     """Asks what Megatron-FSDP shards where nothing says it: its default was nothing until March 2026, and is all since."""
-    on = found.get("use_megatron_fsdp") or found.get("use_custom_fsdp")
-    if on and not found.dumped and found.get("data_parallel_sharding_strategy") is None:
+    if has_fsdp(found) and not found.dumped and found.get("data_parallel_sharding_strategy") is None:
         about = "what Megatron-FSDP shards: by default nothing until March 2026, everything since"
         choices = ("no_shard", "optim_grads_params")
         found.questions.append(Question(name="data_parallel_sharding_strategy", about=about, choices=choices))

@@ -129,6 +129,11 @@ def drops(found: Arguments) -> bool:
     return any(str(found.get(name, "0.1")).strip("0.") != "" for name in ("hidden_dropout", "attention_dropout"))
 
 
+def has_fsdp(found: Arguments) -> bool:
+    """Whether Megatron-FSDP shards it, by today's name or the older one."""
+    return bool(found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"))
+
+
 def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
     for name, usual in NOT_PRICED.items():
@@ -137,7 +142,7 @@ def zero_of(found: Arguments) -> int:
         if not still and str(found.get(name, usual)).lower() != usual.lower():
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
-    if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
+    if has_fsdp(found):
         strategy = str(found.get("data_parallel_sharding_strategy", "no_shard" if found.dumped else "optim_grads_params"))
         if strategy not in SHARDED:
             known = ", ".join(SHARDED)
@@ -153,7 +158,7 @@ def zero_of(found: Arguments) -> int:
 
 def gathers_fp8(found: Arguments) -> bool:
     """Whether weights lie in fp8 between the steps of the distributed optimizer."""
-    sharded = found.get("use_distributed_optimizer") and not (found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"))
+    sharded = found.get("use_distributed_optimizer") and not has_fsdp(found)
     return bool(sharded and found.get("fp8_param_gather") and precision_of(found) in FP8_WEIGHTS and not found.number("lora_r"))
 
 
@@ -168,7 +173,7 @@ def _deepspeed_stage(found: Arguments) -> int:
 
 def gradient_type(found: Arguments) -> str:
     """Type that gradients are added up in.  [arguments.py, validate_args]"""
-    if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
+    if has_fsdp(found):
         said = str(found.get("megatron_fsdp_main_grads_dtype", "auto"))
         if said == "auto" and not found.get("grad_reduce_in_bf16"):
             found.notes.append(

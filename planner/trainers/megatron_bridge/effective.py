@@ -75,18 +75,20 @@ def gradients_in_fp32(given: Settings) -> tuple[bool, tuple[str, ...]]:
 def overlaps_gradients(given: Settings) -> bool:
     """Whether gradients are reduced during the backward pass."""
     said = given.flag("ddp.overlap_grad_reduce", True)
-    if not any(name.startswith("comm_overlap.") and value is not None for name, value in given.data.items()):
-        return said
-    if not shards_states(given):
+    if not (_has_overlap(given) and shards_states(given)):
         return said
     return given.flag("comm_overlap.overlap_grad_reduce", True)
 
 
 def overlaps(given: Settings, name: str) -> bool:
     """Whether something overlaps by the section for it, or by the model where there is no such section."""
-    own = any(one.startswith("comm_overlap.") and value is not None for one, value in given.data.items())
     model = given.flag(f"model.{name}")
-    return given.flag(f"comm_overlap.{name}") if own else model
+    return given.flag(f"comm_overlap.{name}") if _has_overlap(given) else model
+
+
+def _has_overlap(given: Settings) -> bool:
+    """Whether there is a section of overlapped communication."""
+    return any(name.startswith("comm_overlap.") and value is not None for name, value in given.data.items())
 
 
 def shards_states(given: Settings) -> bool:

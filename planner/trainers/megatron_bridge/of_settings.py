@@ -40,7 +40,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     for name in list(said.settings):
         if "." in name or name in settings:
             settings[name] = parsed(str(said.setting(name)))
-    hf = _named(path, settings, said)
+    hf = _named(path, settings)
     model, noted = named_model(hf, path) if hf else (None, ())
     settings = effective.with_fields(settings)
     require_priced(path, settings)
@@ -111,7 +111,7 @@ def _with_tables(given: Settings, said: Given, model: ModelSpec | None) -> Model
     return dataclasses.replace(model, **changes, published_parameters=0.0) if changes else model
 
 
-def _named(path: Path, settings: dict[str, Any], said: Given) -> str:
+def _named(path: Path, settings: dict[str, Any]) -> str:
     """What the model is called, without asking for it yet."""
     name = settings.get("model.hf")
     return Settings(path, {"model.hf": name}).label("model.hf") if isinstance(name, str) and not is_open(name) else ""
@@ -143,13 +143,11 @@ def _adapters(given: Settings) -> tuple[str, ...]:
     names = [str(one) for one in named] if isinstance(named, list) else []
     if any("*" in one or re.search(r"layers?\.\d", one) for one in names):
         notes.append(f"adapters on {', '.join(names)[:80]} alone: priced on every layer")
-    if names and not any(re.search("fc[12]|in_proj|out_proj", one) for one in names) and adapter_targets(named) == "all":
-        notes.append(f"adapters on {', '.join(names)[:80]} alone are priced as on all linear layers")
     if names and adapter_targets(named) == "all" and not {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"} <= set(names):
         notes.append(f"adapters on {', '.join(names)[:80]} alone are priced as on all linear layers")
     if given.above_zero("peft.dropout"):
         notes.append("peft.dropout: the masks of dropout beside adapters are not in the plan")
-    return tuple(dict.fromkeys(notes))
+    return tuple(notes)
 
 
 def _targets(given: Settings) -> str:

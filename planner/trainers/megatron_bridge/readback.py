@@ -28,9 +28,9 @@ from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
-from planner.trainers.reading.programs import program_file, started_with
+from planner.trainers.reading.programs import own_programs, program_file
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.shell import evaluate, is_open, shown_text
+from planner.trainers.reading.shell import is_open, shown_text
 from planner.trainers.reading.values import read_text
 
 OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
@@ -60,8 +60,7 @@ def read(path: Path, said: Given) -> Reading:
 
 def _of_command(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
     """A recipe that a command starts: by its name, by the performance launcher, or by a program of the project."""
-    commands = evaluate(read_text(path), str(path), said.settings, path.parent).commands
-    own = started_with(path, "\n".join(" ".join(one.words) for one in commands), "Megatron-Bridge")
+    own = own_programs(path, said, "Megatron-Bridge")
     found = launched(path, said, "|".join([*map(re.escape, own), PROGRAM, performance.PROGRAM]))
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     gpus = said.num_gpus or found.num_gpus or (found.node_gpus * found.nodes if found.node_gpus and found.nodes else None)

@@ -320,9 +320,7 @@ class Program(WithModules):
             held = node.value if isinstance(node, ast.Subscript) else getattr(node.func, "value", node.func)
             key = node.slice if isinstance(node, ast.Subscript) else (node.args[0] if node.args else node.func)
             held = self.recipes.constants.get(held.id, held) if isinstance(held, ast.Name) else held
-            wanted = self._sure(key)
-            pairs = zip(held.keys, held.values, strict=True) if isinstance(held, ast.Dict) else ()
-            chosen = next((value for one, value in pairs if isinstance(one, ast.Constant) and one.value == wanted), None)
+            chosen = python_text.entry(held, self._sure(key))
             if chosen is None:
                 break
             node = chosen

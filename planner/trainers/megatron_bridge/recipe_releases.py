@@ -15,8 +15,9 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
-from planner.trainers.megatron_bridge.recipes import DECISIVE, imported, last_part, published
+from planner.trainers.megatron_bridge.recipes import DECISIVE, imported, published
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.values import read_text
 
@@ -40,6 +41,8 @@ class Releases:
     """The release of a version."""
     known_in: Callable[[str], Known]
     """The recipes of a release."""
+    version_file: str = ""
+    """The file of a checkout of the library that says its version; "" = none is known."""
     newest_with_words: str = ""
     """The last release whose recipes take arguments that later ones do not."""
 
@@ -235,9 +238,8 @@ def _agreed(files: tuple[Path, ...], of: Releases) -> str | None:
 
 def _own_checkout(path: Path, of: Releases) -> Sign:
     """The release of the checkout of the library that a file is part of."""
-    places = {"Megatron-Bridge": "src/megatron/bridge/package_info.py", "NeMo": "nemo/package_info.py"}
     for folder in path.absolute().parents[:8]:
-        file = folder / places[of.library]
+        file = folder / of.version_file
         if library.is_file(file):
             parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH) *= *(\d+)", read_text(file), re.MULTILINE))
             return _release_of(".".join(parts.get(one, "0") for one in ("MAJOR", "MINOR", "PATCH")), of), file.name
@@ -248,11 +250,11 @@ def _first_words(file: Path) -> Iterator[str]:
     """Arguments that a program gives its recipe and that only the first releases take."""
     tree = library.parse_python(read_text(file), str(file))
     names = imported(tree)
-    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_part(one) in names):
+    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func) in names):
         yield from (one.arg for one in call.keywords if one.arg in KEYWORDS)
 
 
 BRIDGE = Releases(
     library="Megatron-Bridge", names=RELEASES, containers=OF_CONTAINERS, pinned=PINNED, of_numbers=_of_bridge, known_in=known_in,
-    newest_with_words="0.3.0",
+    version_file="src/megatron/bridge/package_info.py", newest_with_words="0.3.0",
 )  # fmt: skip

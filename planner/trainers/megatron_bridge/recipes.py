@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.trainers.megatron_bridge.effective import FIELDS, MIXED
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.values import read_text
 
@@ -62,9 +64,7 @@ DECISIVE = (
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
     "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
     "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
-    "dist.use_torch_fsdp2", *(f"mixed_precision.{one}" for one in (
-        "grad_reduce_in_fp32", "fp8", "fp8_recipe", "fp8_param", "fp8_param_gather", "fp4", "fp16", "fp8_dot_product_attention",
-        "fp8_multi_head_attention")),
+    "dist.use_torch_fsdp2", *(f"{MIXED}.{one}" for one in FIELDS),
     "comm_overlap.overlap_grad_reduce", "optimizer.use_distributed_optimizer", "model.use_transformer_engine_op_fuser",
     "dataset.packed_sequence_size",
 )  # fmt: skip
@@ -166,7 +166,7 @@ class Recipes:
         if isinstance(target, ast.Name):
             if isinstance(node.value, ast.Call):
                 started = self._of_call(node.value)
-                held = found if last_part(node.value) == "ConfigContainer" else {}  # made of parts that were changed before
+                held = found if last_name(node.value.func) == "ConfigContainer" else {}  # made of parts that were changed before
                 found |= {**started, **{one: value for one, value in held.items() if one in started}}
             elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
                 found |= _keywords(_items(node.value), self.constants)
@@ -201,7 +201,7 @@ class Recipes:
         if _is_provider(value):
             section = "model"
         elif isinstance(value, ast.Call):
-            section = next((one for kind, one in CLASSES.items() if re.fullmatch(kind, last_part(value))), "")
+            section = next((one for kind, one in CLASSES.items() if re.fullmatch(kind, last_name(value.func))), "")
         elif isinstance(value, ast.Attribute | ast.Name) and deepest:
             section = self.place_of(value, deepest - 1) or ""
         return ".".join(one for one in (section, place) if one) or None
@@ -218,11 +218,6 @@ CLASSES = {
     "MixedPrecisionConfig|bf16_mixed|fp16_mixed": "mixed_precision",
 }  # fmt: skip
 """Classes of the sections of a configuration."""
-
-
-def last_part(call: ast.Call) -> str:
-    """The last name of what a call calls."""
-    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def _followed(
@@ -259,7 +254,7 @@ def _container(call: ast.Call, constants: Mapping[str, ast.expr]) -> dict[str, A
     """Defaults of the sections that a configuration is put together from, where they are not those of recipes."""
     parts = [(one.arg, one.value) for one in call.keywords]
     given = {name: constants.get(value.id, value) if isinstance(value, ast.Name) else value for name, value in parts}
-    kinds = {name: last_part(value) for name, value in given.items() if isinstance(value, ast.Call)}
+    kinds = {name: last_name(value.func) for name, value in given.items() if isinstance(value, ast.Call)}
     found: dict[str, Any] = {}
     if "mixed_precision" not in given:
         found |= {"mixed_precision": None, "ddp.grad_reduce_in_fp32": False}

@@ -10,8 +10,6 @@ from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python_text import last_name
 
-FORM = r"(?s:^(?:from|import) nanotron\b.*\bParallelismArgs\()"
-"""A program that builds the degrees of a configuration."""
 WHOLE = re.compile(r"\w*Config")
 """The class of a configuration, nanotron's own or one that extends it."""
 IN_ORDER = {

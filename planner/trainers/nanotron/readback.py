@@ -10,8 +10,9 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.trainer_options import spell
+from planner.trainers.nanotron import WRITES
 from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
-from planner.trainers.nanotron.program import FORM, data_of
+from planner.trainers.nanotron.program import data_of
 from planner.trainers.nanotron.sections import NOTHING, laid_into, lengths_of, require_priced
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -56,7 +57,7 @@ def read(path: Path, given: Given) -> Reading:
     found = launched(path, given, PROGRAM)
     named = str(found.settings.get("config_file", ""))
     writes = beside(path, str(Path(named).with_suffix(".py")), (".py",)) if named and beside(path, named) is None else None
-    if writes is not None and re.search(FORM, read_text(writes), re.MULTILINE) and given.setting(CONFIG_FILE) is None:
+    if writes is not None and re.search(WRITES, read_text(writes), re.MULTILINE) and given.setting(CONFIG_FILE) is None:
         reading = parse(path, given.filled(data_of(writes, given)), given, found.num_gpus)
         reading = dataclasses.replace(reading, notes=(f"{named} is not there: read as {writes.name} writes it", *reading.notes))
     else:
@@ -131,8 +132,7 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
 
 def _notes(parallel: Mapping[str, Any], optimizer: Mapping[str, Any], split: bool) -> list[str]:
     """What was taken for what; ``split``: activations are shared out between tensor parallel ranks."""
-    factory = optimizer.get("optimizer_factory")
-    words = {**optimizer, **(factory if isinstance(factory, Mapping) else {})}
+    words = {**optimizer, **_factory(optimizer)}
     sgd, stage = str(words.get("name")).lower() == "sgd", optimizer.get("zero_stage") or 0
     kept = split and parallel.get("tp_linear_async_communication") and parallel.get("tp_recompute_allgather") is False
     single = words.get("torch_adam_is_fused") is False and not sgd
@@ -207,11 +207,15 @@ def _precision(path: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any
     return PRECISIONS[kind]
 
 
+def _factory(optimizer: Any) -> Mapping[str, Any]:
+    """The section of the optimizer that names it; empty where there is none."""
+    found = optimizer.get("optimizer_factory") if isinstance(optimizer, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def _stand_in(data: Mapping[str, Any], given: Given) -> list[str]:
     """What a plan says of a fork's optimizer whose place another takes, as the user says."""
-    optimizer = data.get("optimizer")
-    factory = optimizer.get("optimizer_factory") if isinstance(optimizer, Mapping) else None
-    name = str((factory if isinstance(factory, Mapping) else {}).get("name") or "adamW")
+    name = str(_factory(data.get("optimizer")).get("name") or "adamW")
     said = given.setting("optimizer.optimizer_factory.name")
     if said is None or name.lower() in OPTIMIZERS:
         return []
@@ -220,8 +224,7 @@ def _stand_in(data: Mapping[str, Any], given: Given) -> list[str]:
 
 
 def _optimizer(path: Path, optimizer: Mapping[str, Any]) -> str:
-    factory = optimizer.get("optimizer_factory")
-    name = str((factory if isinstance(factory, Mapping) else {}).get("name") or "adamW")
+    name = str(_factory(optimizer).get("name") or "adamW")
     if name.lower() not in OPTIMIZERS:
         sets = "--set optimizer.optimizer_factory.name=adamW imports the job with that"
         raise PlannerError(f"{path}: optimizer.optimizer_factory.name is {shown(name)}; nanotron has adamW and sgd; {sets}")

@@ -18,11 +18,10 @@ from planner.trainers.nemo.releases import NEMO
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.programs import program_file, started_with
+from planner.trainers.reading.programs import own_programs, program_file
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.settings import parsed
-from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.values import read_text
 
@@ -223,8 +222,7 @@ def _factories(script: Script) -> dict[str, Any]:
 
 def _started(path: Path, said: Given) -> Found | None:
     """A program of the project under the options of the command that starts it; None = it starts none."""
-    commands = evaluate(read_text(path), str(path), said.settings, path.parent).commands
-    own = started_with(path, "\n".join(" ".join(one.words) for one in commands), "NeMo")
+    own = own_programs(path, said, "NeMo")
     if not own:
         return None
     found = launched(path, said, "|".join(map(re.escape, own)))
@@ -235,8 +233,6 @@ def _started(path: Path, said: Given) -> Found | None:
         named = ", ".join(map(shown, words))
         raise PlannerError(f"{path}: how {file.name} reads {named} is not followed; import the configuration that it then runs")
     factory = str(found.settings.get("factory") or "") if cli else ""
-    settings: dict[str, Any] = {}
-    notes: tuple[str, ...] = ()
     if cli and cli[1] in WORDS and factory and not re.search(rf"def {re.escape(factory.partition('(')[0])}\b", read_text(file)):
         settings, notes = _of_release(
             said, (path, file), lambda one, known: (_of_factory(path, one, cli[1], factory, known) | _laid_over(words), ())
@@ -249,7 +245,6 @@ def _started(path: Path, said: Given) -> Found | None:
         settings, notes = _of_release(
             with_options, (path, file), lambda one, known: _with(_of_script(file, one, known), words)
         )
-    settings |= _laid_over(words)
     return settings, (*found.notes, f"{file.name} is followed under the options of its command", *notes)
 
 

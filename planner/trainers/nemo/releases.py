@@ -38,5 +38,5 @@ NEMO = Releases(
         r"nemo(?:[-_]toolkit)?(?:\.git)?(?:\[[\w,]*\])?\s*(?:==|~=|@|-b|branch|tag|version)\s*[rv]?(2\.\d(?:\.\d+)?)(?![\d.])",
         re.IGNORECASE,
     ),
-    of_numbers=lambda major, minor, patch: f"{major}.{minor}", known_in=known_in,
+    of_numbers=lambda major, minor, patch: f"{major}.{minor}", known_in=known_in, version_file="nemo/package_info.py",
 )  # fmt: skip

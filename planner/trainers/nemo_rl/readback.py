@@ -105,7 +105,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
             fields["dp_shard"] = quotient(dp, replicas, f"{given.path}: dp by dp_replicate_size")
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
-    model, asked = _other_sizes(policy, core, native, model, name)
+    model, asked = _other_sizes(policy, core, native, model)
     notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
@@ -121,7 +121,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
 
 
 def _other_sizes(
-    policy: Settings, core: Settings, native: bool, model: ModelSpec | None, name: str
+    policy: Settings, core: Settings, native: bool, model: ModelSpec | None
 ) -> tuple[ModelSpec | None, tuple[Question, ...]]:
     """The model with what is laid over its configuration, and what is asked where that makes another one of it."""
     over = dict(policy.section("hf_config_overrides").data)

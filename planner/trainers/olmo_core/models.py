@@ -10,7 +10,7 @@ from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import known_model
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import entry, last_name
 from planner.trainers.reading.shell.text import is_open
 
 OWNER = "TransformerConfig"
@@ -108,9 +108,7 @@ def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
     for call in named[:MOST_CALLS]:
         made = script.made(call.func)
         if isinstance(made, ast.Subscript) and isinstance(table := script.made(made.value), ast.Dict):
-            key = script.value(made.slice)
-            chosen = next((node for name, node in zip(table.keys, table.values, strict=True)
-                           if isinstance(name, ast.Constant) and name.value == key), None)  # fmt: skip
+            chosen = entry(table, script.value(made.slice))
             if isinstance(chosen, ast.Attribute) and last_name(chosen.value) == OWNER:
                 found.append((chosen.attr, call))
         looked_up = isinstance(made, ast.Call) and last_name(made.func) == "getattr" and len(made.args) > 1

@@ -122,10 +122,11 @@ def _set(calls: list[ast.Call], name: str, value: ast.expr) -> None:
 def started(path: Path, said: Given) -> tuple[Path, Given, tuple[str, ...], list[Question]]:
     """The program that a command of a script starts, what its options say with what the user does, notes, and options that hang on
     what nobody says. Raises PlannerError where no program is there."""
-    script = evaluate(read_text(path), str(path), said.settings, path.parent)
-    program, name = _program(path, [word for one in script.commands for word in one.words])
+    text = read_text(path)
+    script = evaluate(text, str(path), said.settings, path.parent)
+    program, name = _program(path, text, [word for one in script.commands for word in one.words])
     run = next((one for one in script.commands if name in one.words), None)
-    line = re.search(rf"{re.escape(name)}(.*)", read_text(path))
+    line = re.search(rf"{re.escape(name)}(.*)", text)
     behind = run.words[run.words.index(name) + 1 :] if run else (line[1] if line else "").split()
     settings: dict[str, Any] = {}
     notes: list[str] = []
@@ -135,7 +136,7 @@ def started(path: Path, said: Given) -> tuple[Path, Given, tuple[str, ...], list
         plain = (word.partition("=") for word in found.words if "=" in word)  # Config.merge takes them without dashes too
         settings, gpus = {**found.settings, **{key.lstrip("+~"): parsed(value) for key, _, value in plain}}, found.num_gpus
         notes += found.notes
-    elif re.search(r"\$[@*]", read_text(path)):
+    elif re.search(r"\$[@*]", text):
         notes.append("options that the caller of the script gives it ($@) are not in the plan")
     given = {one: value for one, value in settings.items() if "." not in one or one.partition(".")[0] in TOP}
     deciding = [one for one in given if "." in one and not QUIET.fullmatch(one)]
@@ -153,9 +154,9 @@ def started(path: Path, said: Given) -> tuple[Path, Given, tuple[str, ...], list
     return program, dataclasses.replace(said, settings={**texts, **said.settings}, num_gpus=gpus), tuple(notes), asked
 
 
-def _program(path: Path, words: list[str]) -> tuple[Path, str]:
+def _program(path: Path, text: str, words: list[str]) -> tuple[Path, str]:
     """The program of OLMo-core that a script starts, and the word that names it."""
-    names = dict.fromkeys([*words, *re.findall(r"[\w./-]{1,200}\.py\b", read_text(path))])
+    names = dict.fromkeys([*words, *re.findall(r"[\w./-]{1,200}\.py\b", text)])
     for name in [one for one in names if one.endswith(".py")][:MOST_PROGRAMS]:
         file = program_file(path, name)
         if file is not None and re.search(FORM[1], read_text(file)):

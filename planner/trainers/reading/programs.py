@@ -10,8 +10,10 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.python_text import last_name, tree_of
 from planner.trainers.reading.settings import beside, rooted
+from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import CLOSE, is_open, shown_text
 from planner.trainers.reading.values import read_text
 
@@ -68,6 +70,12 @@ def started_with(script: Path, commands: str, library: str) -> list[str]:
         if trains_with(text) == library and re.search(r"\b((pretrain|finetune)(_recipe)?|train)\b *[(,]", text):
             found.append(one)
     return found
+
+
+def own_programs(script: Path, said: Given, library: str) -> list[str]:
+    """The same, of the commands of a script as it runs them with what is said."""
+    commands = evaluate(read_text(script), str(script), said.settings, script.parent).commands
+    return started_with(script, "\n".join(" ".join(one.words) for one in commands), library)
 
 
 MOST_PROGRAMS = 8

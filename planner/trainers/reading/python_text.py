@@ -184,6 +184,12 @@ def keyword(node: ast.Call, name: str) -> list[ast.expr]:
     return [one.value for one in node.keywords if one.arg == name]
 
 
+def entry(table: ast.expr, key: Any) -> ast.expr | None:
+    """What a dict that is written out has under a key; None for what is no such dict, too."""
+    pairs = zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ()
+    return next((value for one, value in pairs if isinstance(one, ast.Constant) and one.value == key), None)
+
+
 def called(value: Any, name: str) -> Any:
     """A value whose gap, where it has no name of its own, is called by its keyword."""
     return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value

@@ -234,7 +234,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         )
     union = _of_union(path, words, given)
     if registered:
-        over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
+        over = {**_over(path, data, given), "started": {"gpus": gpus}}
         over["other"] |= union
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
@@ -285,7 +285,7 @@ def _registered(path: Path, words: list[str], given: Given) -> Sections:
     return of_module(file, read_text(file), replace(given, settings=settings))
 
 
-def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) -> Sections:
+def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
     """Sections that flags say over those of a function."""
     found = tables(path, given.filled(data))
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())

@@ -164,7 +164,7 @@ class _Module:
                 self.foreign(given, found)
             if "compile" in given:
                 found["other"]["compile"] = self.compiles(given["compile"], node)
-            self.async_tensor_parallel(call, function, given, found)
+            self.async_tensor_parallel(function, given, found)
             part_of(self.path, call, function, given, found)
             assets = given.get("hf_assets_path")
             flavor = flavor_of(given.get("model_spec"))
@@ -208,7 +208,7 @@ class _Module:
         text = ast.unparse(value)
         return "enable=True" in text and ("components" not in text or "'model'" in text)
 
-    def async_tensor_parallel(self, call: ast.Call, function: str, given: dict[str, ast.expr], found: Sections) -> None:
+    def async_tensor_parallel(self, function: str, given: dict[str, ast.expr], found: Sections) -> None:
         """CompileConfig(enable_async_tensor_parallel=True), as of 2026-08."""
         if function.rpartition(".")[2] == "CompileConfig" and "enable_async_tensor_parallel" in given:
             value = ast.unparse(given["enable_async_tensor_parallel"]) == "True"
