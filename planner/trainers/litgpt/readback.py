@@ -49,15 +49,21 @@ def read(path: Path, said: Given) -> Reading:
         file = program_file(path, found.program)
         if file is not None and is_one(read_text(file)):
             nodes = re.search(r"\b(?:lightning|fabric) +run\b(?:[^\n]|\\\n)*?--num[-_]nodes[= ]+(\S+)", read_text(path))
-            count = {} if nodes is None else {"num_nodes": int(nodes[1])} if nodes[1].isdecimal() else {"devices": "auto"}
-            reading = of_program(file, {**count, **found.settings, **({} if "devices" not in count else count)}, said)
+            if nodes is not None and nodes[1].isdecimal():
+                found.settings.setdefault("num_nodes", int(nodes[1]))
+            elif nodes is not None:  # of how many nodes is not known, so of how many GPUs neither
+                found.settings["devices"] = "auto"
+            reading = of_program(file, found.settings, said)
             return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
         if not re.search(r"litgpt/(pretrain|finetune/\w+)\.py", found.program):
             what = "is not there" if file is None else "is none of Lit-GPT's"
             raise PlannerError(f"{path}: its program {found.program} {what}, and constants of it say the batch; put it there")
     loose = list(found.words)
-    kind = re.sub(r".*/", "finetune_", found.program.removesuffix(".py")) if found.program.endswith(".py") else loose.pop(0)
-    kind = kind.removeprefix("finetune_") if kind == "finetune_pretrain" else kind
+    if found.program.endswith(".py"):
+        stem = Path(found.program).stem
+        kind = stem if stem == "pretrain" else f"finetune_{stem}"
+    else:
+        kind = loose.pop(0)
     if kind == "finetune":  # the method was a word of its own; since 0.4 it is LoRA where none is said
         named = loose.pop(0) if loose and loose[0] in ("lora", "full", "adapter", "adapter_v2") else "lora"
         kind = f"finetune_{named}"
