@@ -9,9 +9,9 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainers.litgpt.own_models import called
-from planner.trainers.litgpt.precisions import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
+from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on
 from planner.trainers.reading.configuration import Reading, built_as
-from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
+from planner.trainers.reading.fine_tuning import optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork, value_of
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.python_text import computed, last_name, tree_of
@@ -69,9 +69,7 @@ def of_program(file: Path, options: Mapping[str, Any], said: Given) -> Reading:
     precision, quantize = str(known.get("precision") or "bf16-mixed"), known.get("quantize")
     if quantize not in (None, *FROZEN):
         raise PlannerError(f"{given.where('quantize')} is {shown(quantize)}; a plan knows {', '.join(FROZEN)}")
-    layers = [one for part, on in LORA_DEFAULTS.items() if given.flag(f"lora_{part}", on) for one in LAYERS[part]]
-    targets = adapter_targets(layers) if lora else "all"
-    noted = (*layers_beside(layers, targets), *([adapters_on_tables(["lm_head"])] * given.flag("lora_head"))) if lora else ()
+    targets, noted = adapters_on(given, lora)
     strange = [one for one, value in known.items() if DECIDES.fullmatch(one.lower()) and value not in (None, False, 0, "")]
     wide = FROZEN.get(str(quantize), "bf16" if precision == "bf16-true" else "fp32")
     return Reading(

@@ -1,5 +1,8 @@
 """Words of LitGPT for precisions, bits and layers."""
 
+from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside
+from planner.trainers.reading.settings import Settings
+
 PRECISIONS = {
     "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "bf16": "bf16", "16": "fp16",
     "32": "fp32",
@@ -14,3 +17,12 @@ LAYERS = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }  # fmt: skip
 """Linear layers by LitGPT's words."""
+
+
+def adapters_on(given: Settings, adapters: bool) -> tuple[str, tuple[str, ...]]:
+    """(One of LORA_TARGETS, what was taken for what); of a job without ``adapters`` all, and nothing."""
+    layers = [one for part, on in LORA_DEFAULTS.items() if given.flag(f"lora_{part}", on) for one in LAYERS[part]]
+    if not adapters:
+        return "all", ()
+    targets = adapter_targets(layers)
+    return targets, (*layers_beside(layers, targets), *([adapters_on_tables(["lm_head"])] * given.flag("lora_head")))

@@ -12,10 +12,10 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.litgpt.fabric_programs import is_one, of_program
 from planner.trainers.litgpt.own_models import built, called, strange
-from planner.trainers.litgpt.precisions import FROZEN, LAYERS, LORA_DEFAULTS, PRECISIONS
+from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, built_as
-from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
+from planner.trainers.reading.fine_tuning import optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.named_models import named_model
@@ -49,15 +49,21 @@ def read(path: Path, said: Given) -> Reading:
         file = program_file(path, found.program)
         if file is not None and is_one(read_text(file)):
             nodes = re.search(r"\b(?:lightning|fabric) +run\b(?:[^\n]|\\\n)*?--num[-_]nodes[= ]+(\S+)", read_text(path))
-            count = {} if nodes is None else {"num_nodes": int(nodes[1])} if nodes[1].isdecimal() else {"devices": "auto"}
-            reading = of_program(file, {**count, **found.settings, **({} if "devices" not in count else count)}, said)
+            if nodes is not None and nodes[1].isdecimal():
+                found.settings.setdefault("num_nodes", int(nodes[1]))
+            elif nodes is not None:  # of how many nodes is not known, so of how many GPUs neither
+                found.settings["devices"] = "auto"
+            reading = of_program(file, found.settings, said)
             return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
         if not re.search(r"litgpt/(pretrain|finetune/\w+)\.py", found.program):
             what = "is not there" if file is None else "is none of Lit-GPT's"
             raise PlannerError(f"{path}: its program {found.program} {what}, and constants of it say the batch; put it there")
     loose = list(found.words)
-    kind = re.sub(r".*/", "finetune_", found.program.removesuffix(".py")) if found.program.endswith(".py") else loose.pop(0)
-    kind = kind.removeprefix("finetune_") if kind == "finetune_pretrain" else kind
+    if found.program.endswith(".py"):
+        stem = Path(found.program).stem
+        kind = stem if stem == "pretrain" else f"finetune_{stem}"
+    else:
+        kind = loose.pop(0)
     if kind == "finetune":  # the method was a word of its own; since 0.4 it is LoRA where none is said
         named = loose.pop(0) if loose and loose[0] in ("lora", "full", "adapter", "adapter_v2") else "lora"
         kind = f"finetune_{named}"
@@ -104,10 +110,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     if adapters and given.above_zero("lora_dropout", 0.05):
         options["adapter_dropout"] = "on"
     trainer, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())
-    layers = [layer for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on) for layer in LAYERS[one]]
-    targets = adapter_targets(layers) if adapters else "all"
-    if adapters:
-        noted = (*noted, *layers_beside(layers, targets), *([adapters_on_tables(["lm_head"])] * given.flag("lora_head")))
+    targets, of_layers = adapters_on(given, adapters)
     length = train.number("max_seq_length")
     if length is None and pretrain and own and model is not None:
         length, notes = model.max_sequence_length, (*notes, f"max_seq_length is not said: block_size {model.max_sequence_length}")
@@ -116,7 +119,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         num_gpus=gpus, global_batch_size=batch, sequence_length=length,
         precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
         optimizer=_optimizer(given, adapters), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
-        frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *noted),
+        frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *noted, *of_layers),
     )  # fmt: skip
     return _with_the_rest(given, reading)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.trainers.llama_factory.own_arguments import GOES_ON, other_kernel
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
@@ -136,9 +137,9 @@ def _sharding(given: Settings, num_gpus: int | None, full: bool) -> tuple[Shardi
 def _notes(given: Settings, kernel: str) -> tuple[str, ...]:
     strategy, peft = str(given.get("batching_strategy", "normal")), given.section("peft_config")
     notes = [f"batching_strategy {strategy}: micro batches of as many tokens as full sequences have"] * (strategy != "normal")
-    notes += [f"attention by {kernel[:40]} is priced as the choice of torch"] * (kernel not in KERNELS and kernel != "auto")
+    notes += [other_kernel(kernel)] * (kernel not in KERNELS and kernel != "auto")
     if peft.get("adapter_name_or_path") and peft.get("name") == "lora":
-        notes.append("adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others")
+        notes.append(GOES_ON)
     return tuple(notes)
 
 

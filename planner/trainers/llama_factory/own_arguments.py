@@ -26,6 +26,8 @@ SAID_ELSEWHERE = {
     "upcast_lmhead_output": "not priced: logits lie in fp32, memory comes out too low",
 }
 """Settings that change memory or time by a part that a plan has no word for -> what is priced."""
+GOES_ON = "adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others"
+"""Note about adapters that are not new."""
 
 
 def compiled(given: Settings) -> bool:
@@ -86,6 +88,11 @@ def ask_what_is_open(given: Settings) -> None:
         given.ask(Question(name="parallelism_config", about=about, choices=("false",)))
 
 
+def other_kernel(kernel: str) -> str:
+    """Note about a kernel of attention that no plan has."""
+    return f"attention by {kernel[:40]} is priced as the choice of torch"
+
+
 def notes(given: Settings, objective: str, adapters: bool, kind: str) -> tuple[str, ...]:
     """What a plan leaves out of the settings that are there; ``kind`` of sharding."""
     found = [f"{name}: {what}" for name, what in SAID_ELSEWHERE.items() if given.get(name) not in (None, False, "")]
@@ -95,7 +102,7 @@ def notes(given: Settings, objective: str, adapters: bool, kind: str) -> tuple[s
     if objective == "dpo" and given.get("ref_model_quantization_bit") is not None:
         found.append("ref_model_quantization_bit: the reference model is priced in 16 bits: memory comes out too high")
     if adapters and given.get("adapter_name_or_path") and not given.flag("create_new_adapter"):
-        found.append("adapter_name_or_path: adapters go on from there, and their rank and targets count where they are others")
+        found.append(GOES_ON)
     if adapters and whole_tables(given):
         found.append("rows are added and additional_target is not said: embedding and head are trained as a whole")
     method = str(given.get("quantization_method", "bnb")).lower()
@@ -103,7 +110,7 @@ def notes(given: Settings, objective: str, adapters: bool, kind: str) -> tuple[s
         found.append(f"quantization_method {method[:40]} is priced as bitsandbytes")
     kernel = str(given.get("flash_attn", "auto")).lower()
     if kernel not in ATTENTION and kernel not in USUAL:
-        found.append(f"attention by {kernel[:40]} is priced as the choice of torch")
+        found.append(other_kernel(kernel))
     if compiled(given) and kind == "deepspeed":
         found.append("torch_compile is not priced over DeepSpeed: time comes out too long")
     return tuple(found)

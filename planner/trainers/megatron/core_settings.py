@@ -27,6 +27,7 @@ OPTIMIZERS = {
     "sgd": ("sgd", "fp32"),
 }  # fmt: skip
 """Optimizer -> Megatron's name for it and the type of its moments."""
+BY_MOMENTS = {pair: name for name, pair in OPTIMIZERS.items()}
 RECIPES = {
     "fp8": ("hybrid", "tensorwise"), "fp8_block": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8"), "nvfp4": ("e2m1", "nvfp4"),
 }  # fmt: skip

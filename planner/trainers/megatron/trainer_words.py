@@ -201,8 +201,7 @@ def optimizer_of(found: Arguments) -> str:
             f"{found.where}: moments in {kinds[0]} and {kinds[1]}, master weights in {kinds[2]}; a plan knows master weights in "
             "fp32 and one type for both moments"
         )
-    known = {pair: optimizer for optimizer, pair in core_settings.OPTIMIZERS.items()}
-    return known.get((name, moments.pop()), name)
+    return core_settings.BY_MOMENTS.get((name, moments.pop()), name)
 
 
 def precision_of(found: Arguments) -> str:

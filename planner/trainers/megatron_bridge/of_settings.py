@@ -10,7 +10,7 @@ from planner.layout import CpMethod, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
+from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS, MODULES
 from planner.trainers.megatron.trainer_words import STATE_TYPES
 from planner.trainers.megatron_bridge import effective
 from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, without_layers
@@ -292,5 +292,4 @@ def _optimizer(given: Settings) -> str:
         where = given.where("optimizer.main_params_dtype" if main != "fp32" else "optimizer.exp_avg_sq_dtype")
         types = f"moments in {states} and {second}, master weights in {main}"
         raise PlannerError(f"{where}: {types}; a plan knows master weights in fp32 and one type for both moments")
-    known = {pair: optimizer for optimizer, pair in OPTIMIZERS.items()}
-    return known.get((name, states), name)
+    return BY_MOMENTS.get((name, states), name)

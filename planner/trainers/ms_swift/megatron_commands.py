@@ -8,14 +8,13 @@ from planner.model import ModelSpec
 from planner.trainers.megatron.readback import written_stages
 from planner.trainers.megatron.recompute_words import recompute
 from planner.trainers.ms_swift import megatron_words as words
+from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, trained_whole
-from planner.trainers.reading.given import Question
 from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import quotient
 from planner.trainers.reading.versions import newer
 
@@ -79,17 +78,11 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
 
 
 def _tuner(given: Settings) -> str:
-    """lora or full; adapters that are gone on with make it lora.  [megatron_args.py, __post_init__]"""
+    """lora or full; adapters that are gone on with make it lora."""
     tuner = str(given.first("tuner_type", "train_type", default="full"))
     if tuner not in ("lora", "full"):
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
-    names = ("adapters", "mcore_adapter", "adapter_load")
-    goes_on = next((given.data[one] for one in names if given.data.get(one) is not None), None)
-    given.asked.update((*names, "ref_adapters"))  # which they are decides nothing
-    if goes_on is not None and given.get("lora_rank") is None:
-        about = f"that of {shown(shown_text(str(goes_on)))}, whose adapters it goes on with"
-        given.ask(Question(name="lora_rank", about=about))
-    return "lora" if goes_on is not None else tuner
+    return "lora" if goes_on(given, "adapters", "mcore_adapter", "adapter_load") else tuner
 
 
 def _require_known_step(given: Settings, mode: str) -> None:

@@ -9,7 +9,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import CP_METHODS, OPTIMIZERS, RECIPES
+from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS, RECIPES
 from planner.trainers.megatron.trainer_words import changes
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings
@@ -108,11 +108,10 @@ def optimizer(given: Settings) -> tuple[str, tuple[str, ...]]:
     """(the optimizer with the type of its states, what was taken for what)."""
     name = str(given.get("optimizer", "adam")).removeprefix("dist_")
     if not given.flag("use_precision_aware_optimizer"):
-        return {pair: one for one, pair in OPTIMIZERS.items()}.get((name, "fp32"), name), ()
+        return BY_MOMENTS.get((name, "fp32"), name), ()
     first, second = (str(given.get(one, "fp32")) for one in ("exp_avg_dtype", "exp_avg_sq_dtype"))
-    known = {pair: one for one, pair in OPTIMIZERS.items()}
     note = (f"exp_avg_sq_dtype {second} is priced as exp_avg_dtype {first}",) * (first != second)
-    return known.get((name, first), name), note
+    return BY_MOMENTS.get((name, first), name), note
 
 
 def ring(given: Settings) -> CpMethod:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.ms_swift.megatron_commands import parse_megatron
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
@@ -15,7 +16,6 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.sharding import Sharding
-from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
 
@@ -154,11 +154,8 @@ def _of_version_2(given: Settings) -> bool:
 
 
 def _rank(given: Settings) -> int:
-    """Rank of the adapters: that of those it goes on with where it is not said.  [base_args.py, load_args_from_ckpt]"""
-    adapters = given.data.get("adapters")
-    given.asked.update(("adapters", "ref_adapters"))  # which they are decides nothing
-    if adapters is not None and given.get("lora_rank") is None:
-        given.ask(Question(name="lora_rank", about=f"that of {shown(shown_text(str(adapters)))}, whose adapters it goes on with"))
+    """Rank of the adapters: that of those it goes on with where it is not said."""
+    goes_on(given, "adapters")
     return given.size("lora_rank", 8)
 
 

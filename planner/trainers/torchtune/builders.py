@@ -45,16 +45,16 @@ def model_of(given: Settings) -> tuple[str, ModelSpec | None, str, tuple[str, ..
     named = str(part.get("_component_"))
     where = f"{given.where('model')}._component_ is {shown(named)}"
     found = NAME.fullmatch(named)
+    kind = (found["kind"] or "") if found else ""
     if OTHER_STEPS.search(named.rpartition(".")[2] if found is None else f"{found['family']}.{found['name']}"):
         raise PlannerError(f"{where}: a model without a loss over the vocabulary is not modelled")
     _require_one_adapter(part)
-    _ask_for_a_builder(given, part, named, kind=found["kind"] or "" if found else "")
+    _ask_for_a_builder(given, part, named, kind)
     if found is None:
         return "", None, named, ()
-    frozen = [one for one in TRAINABLE if str(part.get(one, "lora" if found["kind"] else "true")).lower() in ("frozen", "false")]
+    frozen = [one for one in TRAINABLE if str(part.get(one, "lora" if kind else "true")).lower() in ("frozen", "false")]
     if VISION.search(named) or "decoder_trainable" in frozen:
         raise PlannerError(f"{where}: layers that look at images, or a decoder that is frozen beside them, are not modelled")
-    kind = found["kind"] or ""
     if found["name"] == found["family"] and found["family"] in OF_ANY_SIZE:
         return kind, _of_sizes(part, found["family"]), named.rpartition(".")[2], ()
     name = _name(found)
@@ -79,14 +79,13 @@ def _require_one_adapter(part: Settings) -> None:
 def _ask_for_a_builder(given: Settings, part: Settings, named: str, kind: str) -> None:
     """Asks about a builder of a project's own that makes adapters by its name or its arguments, and is none of torchtune's: its
     adapters would be dropped; and about arguments that no builder of torchtune has."""
-    own = [str(one) for one in part.data if not KNOWN.fullmatch(str(one))]
     adapts = [str(one) for one in part.data if OF_ADAPTERS.search(str(one)) and part.data[one] not in (None, False, 0)]
     if not kind and (adapts or OF_ADAPTERS.search(named.rpartition(".")[2])):
         why = f", with {', '.join(adapts)[:80]}" if adapts else ""
         about = f"{shown(named)} is a builder of the project's own{why}; the builder of torchtune that is like it"
         given.ask(Question(name="model._component_", about=about, choices=(f"torchtune.models.{_like(named)}",)))
-    for one in own:
-        if part.data[one] not in (None, False, 0) and not (adapts and not kind and one in adapts):
+    for one, value in part.data.items():
+        if not KNOWN.fullmatch(str(one)) and value not in (None, False, 0) and (kind or one not in adapts):
             given.ask(setting_of_a_fork(f"model.{one}", "torchtune", "null"))
 
 

@@ -96,18 +96,17 @@ OF_A_KIND = re.compile(r"(?:^|[\s/])(full|lora)_(?:finetune|dpo)_\w+(?:\.py)?(?=
 """Recipes of torchtune by what they train."""
 
 
-def require_builder(given: Settings, called: str, adapters: bool) -> None:
+def require_builder(given: Settings, recipe: str | None, adapters: bool) -> None:
     """Raises PlannerError for a recipe of adapters over a builder of whole models, which stops at lora_rank, or the reverse, which
     freezes nothing; asks where only the comments of the file name the recipe.  [recipes/lora_finetune_distributed.py]"""
-    recipe, started, _ = called.partition(" ")
-    lines = [recipe] if started else [] if given.path.suffix not in (".yaml", ".yml") else STARTED.findall(read_text(given.path))
+    lines = [recipe] if recipe is not None else STARTED.findall(read_text(given.path))
     named = [(one[0].strip(" /"), one[1]) for line in lines for one in OF_A_KIND.finditer(line)]
     kind = "lora" if adapters else "full"
     builder = str(given.get("model._component_"))
     if not named or any(of == kind for _, of in named) or not builder.startswith("torchtune.models."):  # of its own, who knows
         return
     has = f"{named[0][0]} is its recipe, and model._component_ a builder {'with' if adapters else 'without'} adapters"
-    if started:
+    if recipe is not None:
         raise PlannerError(f"{given.path}: {has}: torchtune refuses it; name the other recipe, or the other builder")
     if given.said is None or given.said.setting("model._component_") is None:
         home, _, name = builder.rpartition(".")

@@ -39,7 +39,7 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
         data = file_settings(path, "a recipe of torchtune")
-        reading = parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
+        reading = parse(Settings(path, resolved(said.filled(data)), said=said), path.name, None, said.num_gpus)
         return dataclasses.replace(reading, notes=(*reading.notes, *_of_a_recipe_beside(path)))
     by_tune = re.search(r"\btune +run\b|torchtune\._cli\.tune", read_text(path)) is not None
     found = launched(path, said, r"(?:\S*/)?tune|torchtune\._cli\.tune", "run") if by_tune else launched(path, said, RECIPE_FILE)
@@ -52,7 +52,7 @@ def read(path: Path, said: Given) -> Reading:
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
     gpus = said.num_gpus or (each * nodes if each and nodes else None if by_tune else found.num_gpus)
-    reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", gpus)
+    reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", recipe, gpus)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
@@ -79,15 +79,16 @@ def _configuration(path: Path, name: str) -> dict[str, Any]:
     return dict(known[name.removesuffix(".yaml")])
 
 
-def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
-    """The job that settings describe; ``called``: its file or its recipe. Raises PlannerError."""
-    _require_fine_tuning(given, called)
+def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None = None) -> Reading:
+    """The job that settings describe; ``called``: its file, or the recipe and the configuration of a command; ``recipe``: that of
+    the command, None = there is none. Raises PlannerError."""
+    _require_fine_tuning(given, recipe)
     part, single = given.section("model"), "single_device" in called
     kind, model, model_name, notes = model_of(given)
     if single and num_gpus not in (None, 1):
         raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
     own.require_allowed(given, single, bool(kind))
-    own.require_builder(given, called, bool(kind))
+    own.require_builder(given, recipe, bool(kind))
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
     shards = given.number("data_parallel_shard_dim", -1, -1)
@@ -125,11 +126,11 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(called)),
+        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(recipe)),
     )  # fmt: skip
 
 
-def _require_fine_tuning(given: Settings, called: str) -> None:
+def _require_fine_tuning(given: Settings, recipe: str | None) -> None:
     """Raises PlannerError for recipes of another step."""
     for name, what in (("quantizer", "quantisation-aware training or quantisation"), ("teacher_model", "distillation"),
                        ("kd_loss", "distillation"), ("kd_ratio", "distillation"), ("policy_model", "PPO"), ("ppo_epochs", "PPO"),
@@ -137,8 +138,7 @@ def _require_fine_tuning(given: Settings, called: str) -> None:
                        ("fake_quant_after_n_steps", "quantisation-aware training")):  # fmt: skip
         if given.get(name) is not None:
             raise PlannerError(f"{given.where(name)}: {what} is not modelled; fine-tuning and DPO are")
-    recipe, started, _ = called.partition(" ")
-    if started and OTHER_RECIPES.search(recipe.rpartition("/")[2]) is not None:
+    if recipe is not None and OTHER_RECIPES.search(recipe.rpartition("/")[2]) is not None:
         raise PlannerError(f"{given.path}: recipe {shown(recipe)} is not modelled; those of fine-tuning and DPO are")
     if given.get("batch_size") is None or given.get("optimizer") is None:
         raise PlannerError(f"{given.path}: batch_size or optimizer is missing: this recipe trains nothing")
@@ -162,11 +162,11 @@ def _notes(given: Settings, part: Settings, kind: str, targets: str, several: bo
     return tuple(notes)
 
 
-def _of_a_recipe(called: str) -> tuple[str, ...]:
+def _of_a_recipe(recipe: str | None) -> tuple[str, ...]:
     """Note about a recipe of the project's own."""
-    recipe, started, _ = called.partition(" ")
-    own_one = started and recipe and RECIPES.fullmatch(Path(recipe).stem.rpartition(".")[2] or recipe) is None
-    return (f"recipe {shown(recipe)} is the project's own: read as a recipe of torchtune reads the file",) if own_one else ()
+    if not recipe or RECIPES.fullmatch(Path(recipe).stem.rpartition(".")[2] or recipe) is not None:
+        return ()
+    return (f"recipe {shown(recipe)} is the project's own: read as a recipe of torchtune reads the file",)
 
 
 def _of_a_recipe_beside(path: Path) -> tuple[str, ...]:

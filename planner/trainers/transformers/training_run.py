@@ -43,14 +43,14 @@ def family(model: ModelSpec) -> str:
 
 def shared_refusals(job: ExportJob) -> list[str]:
     """What transformers' Trainer does not have, whatever shards the model."""
-    found = []
+    found, options = [], spelled(job.plan.trainer)[2]
     if job.layout.recompute == Recompute.SELECTIVE:
         found.append("recompute selective: checkpoints of transformers cover whole layers; use full or none")
-    if spelled(job.plan.trainer)[2].get("loss") == "chunked":
+    if options.get("loss") == "chunked":
         found.append("option loss=chunked: transformers' Trainer has all logits at once, or Liger's loss; use loss=fused_linear")
-    if spelled(job.plan.trainer)[2].get("expert_masks", "off") != "off":
+    if options.get("expert_masks", "off") != "off":
         found.append("option expert_masks: models of transformers have no layers of deepspeed.moe, only Megatron-DeepSpeed has")
-    if spelled(job.plan.trainer)[2].get("dropout") == "on":
+    if options.get("dropout") == "on":
         found.append("option dropout=on: layers of Megatron-DeepSpeed have it; those of transformers are made without")
     return found
 

@@ -152,7 +152,7 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
     fields |= {"dp": dp, "micro_batch_size": micro, "num_microbatches": steps}
     if not megatron and (size := actor.section("fsdp_config").size("fsdp_size", -1, -1)) > 0 and size < gpus:
         fields["dp_shard"] = quotient(size, fields["cp"], f"{given.path}: fsdp_size by the Ulysses degree")
-    rank, targets = _adapters(model)
+    rank, targets, beside = _adapters(model)
     part = actor.section("megatron" if megatron else "fsdp_config")
     loads = [part.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")]
     ahead, foreseen = _mtp(model, spec, megatron)
@@ -161,21 +161,20 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
         trainer=_trainer(part, model, megatron), fields=fields, model=spec, model_name=name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=_precision(actor, megatron, rank), lora_rank=rank,
         architecture={"mtp_layers": ahead},
-        lora_targets=adapter_targets(targets) if rank else "all",
+        lora_targets=targets,
         frozen_weights=("bf16" if megatron or _half(actor) else "fp32") if rank else None,
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
         notes=(*notes, "the update of the actor alone: generation and log probabilities run before it", *more, *foreseen, *critic,
-               *((OFFLOAD,) if any(loads) else ()), *_beside(rank, targets)),
+               *((OFFLOAD,) if any(loads) else ()), *beside),
     )  # fmt: skip
 
 
-def _adapters(model: Settings) -> tuple[int, Any]:
-    """(rank, which linear layers)."""
-    return model.size("lora_rank", 0, 0) or model.section("lora").size("rank", 0, 0), model.get("target_modules", "all-linear")
-
-
-def _beside(rank: int, targets: Any) -> tuple[str, ...]:
-    return layers_beside(targets, adapter_targets(targets)) if rank else ()
+def _adapters(model: Settings) -> tuple[int, str, tuple[str, ...]]:
+    """(rank, one of LORA_TARGETS, what was taken for what)."""
+    rank = model.size("lora_rank", 0, 0) or model.section("lora").size("rank", 0, 0)
+    named = model.get("target_modules", "all-linear")
+    targets = adapter_targets(named) if rank else "all"
+    return rank, targets, layers_beside(named, targets) if rank else ()
 
 
 def _mtp(model: Settings, spec: ModelSpec | None, megatron: bool) -> tuple[int, tuple[str, ...]]:
@@ -299,7 +298,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     config = given.section("engine" if given.section("engine").data or "sft_trainer" in found.program.split(".")[-1:] else "model")
     config = config if config.place == "engine." else config.section("fsdp_config")
     sp = max(given.size("ulysses_sequence_parallel_size"), config.size("ulysses_sequence_parallel_size"))
-    (rank, targets), batch = _adapters(model), data.size("train_batch_size", 256)
+    (rank, targets, beside), batch = _adapters(model), data.size("train_batch_size", 256)
     micro, more = of_tokens(data, sp, (gpus or 0) // sp, batch, by_tokens(found))
     fields = {
         "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) else 2,
@@ -323,9 +322,9 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
-        lora_targets=adapter_targets(targets) if rank else "all",
+        lora_targets=targets,
         frozen_weights=("bf16" if half else "fp32") if rank else None,
-        notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *_beside(rank, targets)),
+        notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *beside),
         architecture={"mtp_layers": ahead},
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
@@ -337,7 +336,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     name = model.label("path", "partial_pretrain")
     spec, notes = named_model(name, given.path) if name else (None, ())
     gpus, batch = num_gpus or found.num_gpus, data.size("train_batch_size", 256)
-    rank, targets = _adapters(model)
+    rank, targets, beside = _adapters(model)
     if rank and (kind := str(model.section("lora").get("type", "lora"))) not in ("lora", "canonical_lora"):
         raise PlannerError(f"{model.where('lora.type')} is {shown(kind)}; adapters of LoRA are priced")
     fields = {**_megatron(engine), **_offloaded(given)}
@@ -354,8 +353,8 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     return Reading(
         trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,
-        lora_targets=adapter_targets(targets) if rank else "all",
+        lora_targets=targets,
         frozen_weights="bf16" if rank else None, architecture={"mtp_layers": ahead},
-        notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *_beside(rank, targets)),
+        notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *beside),
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
