@@ -177,7 +177,8 @@ def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any]
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
     old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
-    notes += require_converters(path, converters, {one: _table(data, one) for one in ("float8", "mx", "quantize")})
+    low = require_converters(path, converters, {one: _table(data, one) for one in ("float8", "mx", "quantize")})
+    notes += [one for one in low if one not in notes]
     quantised = {**_table(_table(data, "quantize"), "dense"), **_table(_table(data, "quantize"), "linear")}
     grouped = {"grouped": any("grouped_mm" in one or "moe" in one for one in converters)}
     grouped["grouped"] |= any(_table(data, one).get("moe_fqns_prototype") for one in ("float8", "mx"))

@@ -27,6 +27,7 @@ OF_CONVERTERS = re.compile(r"use_turbo_(float8|mx)_linear")
 """Words of that section that are about layers which another converter brings to 8 bits, and nothing without it."""
 LOW = re.compile(r"fp[48]|float[48]|(^|_)mx|quant|offload|recompute|deepep")
 """Words of that section that make more than other kernels of the same products."""
+PRICED_AS = f"{KERNELS}: its kernels are priced as torchtitan's"
 BACKENDS = ("standard", "deepep", "hybridep")
 
 
@@ -67,7 +68,7 @@ def of_foreign_tables(data: Mapping[str, Any], names: list[str], said: Given | N
     about = "no section of torchtitan, so one of a fork, which may decide memory or precision; false imports the job without it"
     left = ", ".join([one for one in on if one not in (*asked, *same)][:8])
     noted = [f"sections that torchtitan does not have, not read: {left}"] * bool(left)
-    noted += [f"{one}: its kernels are priced as torchtitan's" for one in same]
+    noted += [PRICED_AS] * bool(same)
     return [Question(name=one, about=about, choices=("false",)) for one in asked], noted
 
 
@@ -128,7 +129,7 @@ def require_converters(path: Path, converters: list[str], table: Mapping[str, An
     kept = [str(one) for one in _found(table, "filter_fqns") if not FEW.fullmatch(str(one))]
     notes = [f"layers whose names hold {', '.join(kept[:8])} stay in 16 bits; priced in low precision"] * bool(kept)
     notes += ["FSDP gathers weights in 8 bits; priced in 16"] * (True in _found(table, "enable_fsdp_float8_all_gather"))
-    return [*(notes if whole else []), *([f"model.converters {KERNELS}: its kernels are priced as torchtitan's"] * own)]
+    return [*(notes if whole else []), *([PRICED_AS] * own)]
 
 
 def _found(table: Mapping[str, Any], key: str) -> list[Any]:
