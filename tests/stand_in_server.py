@@ -27,6 +27,8 @@ class StandIn:
     """Tokens that it counts for a word."""
     fail_after: int | None = None
     """Requests after which it answers 500."""
+    not_ready: int = 0
+    """Requests that it answers 503 first."""
     breaks: str = ""
     """cut: from the fourth request on it ends within the stream; junk: no HTTP; silent: no tokens; bad: no JSON; endless: a line
     without end."""
@@ -59,6 +61,10 @@ class StandIn:
         path = first.split()[1].decode()
         if self.breaks == "junk":
             writer.write(b"SSH-2.0-OpenSSH\r\n")
+            return
+        if self.not_ready:
+            self.not_ready -= 1
+            self._whole(writer, 503, {"error": "No models available"})
             return
         if not path.endswith("/completions"):
             found = path.endswith(("/models", "/health"))

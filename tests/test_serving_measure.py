@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.serving.measure import bench_prompts
 from planner.serving.measure.bench_files import BenchResult, bench_of_data, figures, read_bench, result_of, written
 from planner.serving.measure.bench_prompts import Form, requests
 from planner.serving.measure.load_driver import Drive, Driven, drive
@@ -148,6 +149,17 @@ def test_a_server_that_does_not_answer_is_a_sentence(kinds: dict[str, Any], sent
     with running(**kinds) as server, pytest.raises(PlannerError) as error:
         driven(server)
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", [None, "stand-in"])
+def test_a_server_that_is_not_ready_yet_is_waited_for(model: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router listens before its engines are known to it: with a model's name the first 503 is that of the probe."""
+    with running(not_ready=2) as server:
+        run, _ = driven(server, model=model)
+    assert len(run.done) == 12
+    monkeypatch.setattr(bench_prompts, "READY_WITHIN", 0.1)
+    with running(not_ready=100) as server, pytest.raises(PlannerError, match="503: .*No models available"):
+        driven(server, model=model)
 
 
 def test_failures_on_the_way_are_counted_and_many_in_a_row_end_the_run() -> None:

@@ -4,6 +4,7 @@ A probe finds the form: completions with token numbers, with text, chat. Words a
 probes, so no tokenizer is needed. Prompts are drawn with a seed, so that no two share a beginning but for the plan's prefix.
 """
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.record import record
 from planner.serving.export.bench_command import ends_of
-from planner.serving.measure.stream_client import Address, Answer, get_json, post_stream
+from planner.serving.measure.stream_client import Address, Answer, NotReadyError, get_json, post_stream
 from planner.serving.traffic import Lengths, Traffic
 
 SEED = 26
@@ -20,6 +21,8 @@ RESERVED = 1000
 PROBE_WORDS = 64
 PROBE_TIMEOUT = 300.0
 """Seconds: a server that has just started may compile before its first answer."""
+READY_WITHIN = 60.0
+"""Seconds that a server may answer 503: a router listens some seconds before its engines are known to it."""
 _WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand part "
     "place case week company system program question work number night point home water room mother area money story fact "
@@ -61,7 +64,22 @@ class Asked:
 
 
 async def find_form(address: Address, model: str | None, vocabulary: int) -> tuple[Form, Answer]:
-    """The form that a server answers in, with the probe's own answer. Raises PlannerError where it answers in none."""
+    """The form that a server answers in, with the probe's own answer; a server that is not ready yet is waited for.
+
+    Raises PlannerError where it answers in none.
+    """
+    clock = asyncio.get_running_loop().time
+    end = clock() + READY_WITHIN
+    while True:
+        try:
+            return await _find_form(address, model, vocabulary)
+        except NotReadyError:
+            if clock() > end:
+                raise
+            await asyncio.sleep(0.5)
+
+
+async def _find_form(address: Address, model: str | None, vocabulary: int) -> tuple[Form, Answer]:
     name = model or await _served_model(address)
     draws, failed = random.Random(SEED), ""
     for path, tokens in (("/v1/completions", True), ("/v1/completions", False), ("/v1/chat/completions", False)):
@@ -72,6 +90,8 @@ async def find_form(address: Address, model: str | None, vocabulary: int) -> tup
             )
             if not found.error:
                 return await _sized(address, form, found, draws), found
+            if found.error.startswith("HTTP 503"):
+                raise NotReadyError(f"{address}{path}: not ready ({found.error})")
             if not found.error.startswith("HTTP"):  # nobody there, or no end: another form does not help
                 raise PlannerError(f"{address}: the probe failed ({found.error}); is the server ready?")
             failed = failed or found.error

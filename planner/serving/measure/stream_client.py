@@ -83,6 +83,10 @@ class Answer:
         return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
+class NotReadyError(PlannerError):
+    """The server is there and says 503: it takes requests later, as a router does before its engines are known to it."""
+
+
 class HttpError(Exception):
     """An answer with another status than 200."""
 
@@ -109,7 +113,7 @@ async def post_stream(address: Address, path: str, body: Mapping[str, Any], time
 
 
 async def get_json(address: Address, path: str, timeout: float = 10.0) -> Any:
-    """The data behind a path. Raises PlannerError."""
+    """The data behind a path. Raises NotReadyError, PlannerError."""
     try:
         async with asyncio.timeout(timeout), _connection(address) as (reader, writer):
             await _send(writer, address, "GET", path, b"")
@@ -120,7 +124,8 @@ async def get_json(address: Address, path: str, timeout: float = 10.0) -> Any:
             return json.loads(text)
     except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, HttpError) as error:
         why = str(error) or type(error).__name__
-        raise PlannerError(
+        kind = NotReadyError if isinstance(error, HttpError) and error.status == 503 else PlannerError
+        raise kind(
             f"{address}{path}: no answer of a server ({printable(why)[:MOST_ERROR]}); is it running, and ready?"
         ) from error
 
