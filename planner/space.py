@@ -101,7 +101,8 @@ def _combinations(job: Job, pins: Pins, tp: int, cp: int, pp: int, pipelines: ND
     methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.legal.cp_methods] if cp > 1 else [0]
     always = {"optional": [0, 1], "usual": [1], "always": [1], "never": [0]}[trainer.legal.sequence_parallel] if tp > 1 else [0]
     levels = [level for level in trainer.legal.zero if pp == 1 or level in trainer.legal.zero_with_pp]
-    zero = levels if dp * cp > 1 else [min(trainer.legal.zero)]
+    # One replica shards nothing, and its level means nothing but in FSDP2, whose cast weights level 3 frees even there.
+    zero = levels if dp * cp > 1 or min(trainer.legal.zero) >= 2 else [min(trainer.legal.zero)]
     degrees = [
         (tp, pp, cp, dp, shard, b, m, ep, etp)
         for shard, (b, m), (ep, etp) in itertools.product(shards, batches, _experts(job, pins, tp, cp, dp))

@@ -103,33 +103,6 @@ def test_activations_of_korthikanti(layout: dict[str, Any], per_sbh: Any) -> Non
     assert saved(PAPER, TRAINERS["megatron-2021"], **layout) == pytest.approx(SBH * per_sbh(16 * S / 2048), rel=1e-12)
 
 
-def test_activations_of_every_second_matmul() -> None:
-    """Kept: the layer's input, the outputs of wq, wv, attention (with 4 bytes per row and head), w1 and w2."""
-    mode = {"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.EVERY_SECOND_MATMUL)}
-    each = 2 * (1024 + 1024 + 4 * 64 + 1024 + 4096 + 1024) + 4 * 16
-    assert saved(MODELS["gqa"], TRAINERS["torchtitan"], **mode) == pytest.approx(S * B * each, rel=1e-12)
-
-
-def test_experts_have_no_product_that_keeps_the_residual() -> None:
-    """In a dense layer the output of w2 takes the place of the second norm's input; routed experts have no such product. With
-    tensor parallelism the output of attention's reduce-scatter is kept; with a low rank of queries attention's output is the fifth
-    product, and kept."""
-    mode = {"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.EVERY_SECOND_MATMUL)}
-    trainer, moe, latent = TRAINERS["torchtitan"], MODELS["moe"], MODELS["mla"]
-
-    def norm_input(one: ModelSpec, **layout: Any) -> float:
-        work = Workload(model=one, sequence_length=S, global_batch_size=8)
-        shapes = Layout.stack([Layout(**{"micro_batch_size": B, **mode, **layout})])
-        shard = Shard(workload=work, trainer=trainer, layout=shapes, ep_stride=1.0)
-        operators, _ = layers.layer(shard, moe=True)
-        return float(np.ravel(next(each.kept for each in operators if each.name == "mlp_norm"))[0]) / (S * B * one.hidden_size * 2)
-
-    assert norm_input(moe) == 0.0 and norm_input(moe, recompute=Recompute.NONE) == norm_input(moe, recompute_modules=0) == 1.0
-    assert norm_input(moe, tp=2, sequence_parallel=1) == 0.5
-    plain, low_rank = (dataclasses.replace(latent, q_lora_rank=rank) for rank in (0, 256))
-    assert norm_input(low_rank) == 1.0 and norm_input(plain) == 0.0
-
-
 @pytest.mark.parametrize(("early", "repeats"), [(False, 3.0), (True, 2.0)])
 def test_early_stop_leaves_the_down_projection_out(early: bool, repeats: float) -> None:
     """A gated MLP repeats w1 and w3, and w2 only where the checkpoint runs to its end."""

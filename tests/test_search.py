@@ -104,6 +104,19 @@ def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Findi
         return search(one, **more)
 
 
+def test_one_replica_frees_its_cast_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP2 casts weights on one GPU too, and frees them at level 3: half the bytes of the fp32 ones."""
+    one = job("gpt", "torchtitan", gpus=1, batch=4, hardware="l40s")
+    both = Layout.stack([Layout(num_microbatches=4, zero=level) for level in (2, 3)])
+    found = priced(one, both)
+    assert found.memory["workspace"][0] - found.memory["workspace"][1] == pytest.approx(found.memory["weights"][0] / 2)
+    limits = (float(found.memory_peak[1]) * step / 100 for step in range(50, 200))
+    between = next(narrow for narrow in (tight(one, limit) for limit in limits) if fits(narrow, priced(narrow, both))[1])
+    assert not fits(between, priced(between, both))[0]
+    pins = Pins(values={"recompute": 0, "micro_batch_size": 1, "offload_parameters": 0, "offload_optimizer": 0})
+    assert closed_form(between, monkeypatch, pins=pins).layouts[0].zero == 3
+
+
 @pytest.mark.parametrize(
     ("waves", "name"), proofs_but([(True, "sharded"), (True, "offload")], itertools.product((False, True), JOBS))
 )

@@ -16,6 +16,7 @@ from planner.cost.layer.operators import (
     Shard,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.save_list import attention_products, listed_output, repeats
 from planner.cost.layer.sparse_attention import absorbed_queries, indexer, sparse_core, sparse_exchange
 from planner.layout import CpMethod, Module
 from planner.workload import LOW_PRECISIONS
@@ -28,7 +29,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     output_size = model.attention_output_size / tp
     operators: list[Operator] = [
         norm(shard, "attention_norm", "qkv", "mla_down", "mla_q_up", *(("mlp_up",) if model.norms_per_layer == 1 else ()),
-             inside=None if model.is_mla else NEVER)  # fmt: skip
+             inside=None if model.is_mla else NEVER, first=True)  # fmt: skip
     ]
     operators += _projections(shard)
     apart = shard.trainer.kernels.separate_projections
@@ -42,9 +43,11 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         gated = tokens * output_size * e
         operators.append(MemoryBound(name="attention_gate", kind="elementwise", forward=3 * gated, backward=5 * gated,
                                      kept=gated, launches=(1.0, 2.0)))  # fmt: skip
+    last = attention_products(model)
     operators += linear(
-        shard, "attention_out", tokens, h, output_size, module=REPEATED, gathered=(1.0, shard.quantising_ranks)
-    )
+        shard, "attention_out", tokens, h, output_size, module=REPEATED, share=repeats(last), kept=listed_output(shard, last),
+        gathered=(1.0, shard.quantising_ranks),
+    )  # fmt: skip
     operators += _attention_bias(shard)
     operators.append(residual(shard, "attention_residual"))
     if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
@@ -57,8 +60,9 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
 def _projections(shard: Shard) -> list[Operator]:
     """Query, key and value projections and the rotary embedding; Q, K and V are kept for the backward pass.
 
-    MLA: the down projections work on T_s tokens and are whole on every rank, the up projections are split by heads
-    [DeepSeek-V2, section 2.1]; Megatron can repeat the latter instead of keeping Q, K and V.
+    MLA: the down projections work on T_s tokens, or on T where layers save their gathered input, and are whole on every rank,
+    the up projections are split by heads [DeepSeek-V2, section 2.1]; Megatron can repeat the latter instead of keeping Q, K and
+    V. K is the output of its up projection beside the rotary part, which all heads share and the concatenation copies to each.
     """
     model, e, tp, tokens = shard.model, shard.element, shard.tp, shard.tokens
     h = float(model.hidden_size)
@@ -74,17 +78,23 @@ def _projections(shard: Shard) -> list[Operator]:
         rank_q, rank_kv = model.q_lora_rank, model.kv_lora_rank + model.qk_rope_head_dim
         query, key = model.query_size / tp, model.query_size / tp
         value = model.attention_output_size / tp
-        up = Module.MLA_UP_PROJECTION
-        down_size = float(rank_q + rank_kv)
-        heads = linear(shard, "mla_down", shard.tokens_split, down_size, h, kept=shard.tokens_split * down_size * e)
-        heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * down_size * e,
-                                 backward=3 * tokens * down_size * e, launches=(2.0, 4.0),
-                                 kept=tokens * down_size * shard.input_element * read_again(shard, "qkv", "mla_q_up")))  # fmt: skip
+        up = Module.MLA_UP_PROJECTION | REPEATED
+        rows = tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
+        low = bool(rank_q)  # products: wq_a wq_b wkv_a wkv_b, else wq wkv_a wkv_b
+        heads = linear(shard, "mla_down", rows, float(rank_q + rank_kv), h, saved=rows * (rank_q + rank_kv) * e,
+                       module=REPEATED, share=float(not low))  # fmt: skip
+        normed = float(rank_q + model.kv_lora_rank)
+        heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * normed * e,
+                                 backward=3 * tokens * normed * e, launches=(2.0, 4.0), module=REPEATED,
+                                 saved=tokens * normed * shard.input_element * read_again(shard, "qkv", "mla_q_up")))  # fmt: skip
         source = float(rank_q) if rank_q else h  # queries that are not compressed come from the hidden state itself
-        heads += linear(shard, "mla_q_up", tokens, query, source, module=up, saved=tokens * query * e)
+        heads += linear(shard, "mla_q_up", tokens, query, source, module=up, share=float(low), saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
-        heads += linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                        saved=absorbed_queries(shard) if model.is_sparse else tokens * (key + value) * e)  # fmt: skip
+        heads += linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up, share=float(low),
+                        saved=absorbed_queries(shard) if model.is_sparse else tokens * kv_up * e)  # fmt: skip
+        joined = 0.0 if model.is_sparse else tokens * (key + value - kv_up) * e
+        heads.append(MemoryBound(name="mla_keys", kind="copy", forward=0.0 * tokens, backward=0.0 * tokens, module=up,
+                                 saved=joined, launches=(0.0, 0.0)))  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.position == "rope" and _scaled_rope(shard):
         heads.append(eager(shard, "scaled_rope", rotated / e, "rope", module=Module.MLA_UP_PROJECTION | REPEATED))

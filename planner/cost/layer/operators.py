@@ -16,12 +16,8 @@ Number = Floats | float
 
 NEVER = Module(0)
 REPEATED = Module.EVERY_SECOND_MATMUL
-"""On every operator that per-operator recompute repeats, wholly or the ``share`` of it.
-
-The matrix products of a layer are counted in order, wq wk wv wo w1 w3 w2; the even ones are repeated: wk, wo, w3. The
-output of w2 and of attention are kept, so are those of reduce-scatter and all-to-all; grouped expert products are not on
-the list and run again.  [torchtitan, activation_checkpoint.py, save list and policy]
-"""
+"""On every operator that per-operator recompute repeats, wholly or the ``share`` of it: every second product, norms, element-wise
+operators and grouped expert products (``cost.layer.save_list``)."""
 
 
 @record

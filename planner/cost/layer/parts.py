@@ -15,6 +15,7 @@ from planner.cost.layer.operators import (
     Operator,
     Shard,
 )
+from planner.cost.layer.save_list import listed
 from planner.layout import Module
 
 
@@ -32,19 +33,21 @@ def scale_adapters(operators: list[Operator], each: float, shard: Shard) -> list
 
 
 def norm(
-    shard: Shard, name: str, *readers: str, inside: Module | None = None, input_kept: Number = 1.0
+    shard: Shard, name: str, *readers: str, inside: Module | None = None, first: bool = False, rows: Number | None = None
 ) -> Operator:
     """One norm: reads and writes T_s h forward, three times that backward.
 
     Keeps its input (the residual stream); its output is kept as the input of the next linear layer: T_s h, or T h where
     the trainer saves the gathered input.  [Korthikanti 2022, section 4.1: 4 s b h for two norms]
     ``readers``: those layers; frozen ones keep nothing, and neither does a frozen norm of plain operations keep what it scales.
-    ``input_kept``: 0 where its input is not kept.
+    Per-operator recompute keeps the input of the ``first`` of a layer alone.
+    ``rows``: of its output that are kept, where its readers take others.
     ``inside``: with Transformer Engine the norm belongs to the linear layer behind it, and is repeated with that module only.
     """
     model, e = shard.model, shard.element
     values = shard.tokens_split * model.hidden_size
-    gathered = shard.tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
+    if rows is None:
+        rows = shard.tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
     passes = shard.trainer.kernels.norm_passes if model.norm == "rmsnorm" else 1.0  # torch has a kernel for a layer norm
     fused = inside is not None and shard.trainer.kernels.transformer_engine
     width = shard.trainer.kernels.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
@@ -52,8 +55,8 @@ def norm(
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
-        kept=values * width * e / 2 * input_kept,
-        saved=gathered * model.hidden_size * shard.input_element * read_again(shard, *readers),
+        kept=values * e * np.where(listed(shard) > 0, float(first), width / 2),
+        saved=rows * model.hidden_size * shard.input_element * read_again(shard, *readers),
         launches=(passes, 2 * passes),
     )  # fmt: skip
 

@@ -25,7 +25,8 @@ from planner.cost.layer.operators import (
     loss_share,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
-from planner.layout import Module, Recompute
+from planner.cost.layer.save_list import attention_products, listed_output, repeats
+from planner.layout import Module
 from planner.linear_attention import WHOLE, LayerKind
 from planner.workload import LOW_PRECISIONS
 
@@ -70,7 +71,9 @@ def _mlp(
         grouped or not shard.trainer.kernels.transformer_engine
     )  # its activations are a unit of recompute in grouped experts only
     activation = (Module.MLP_ACTIVATION if alone else NEVER) | REPEATED | module
-    share = 1.0 if grouped else 0.5 if model.gated else 0.0
+    first = attention_products(model) + 1
+    last = first + model.num_mlp_matrices - 1
+    share = 1.0 if grouped else 0.5 if model.gated else repeats(first)
     useful = 1.0 / shard.busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.kernels.unfused
     moved = ((up + inner) * passes, (2 * up + inner) * passes)
@@ -94,7 +97,7 @@ def _mlp(
                     saved=rows * inner * (shard.input_element * read_again(shard, f"{name}_down") + e * apart),
                     launches=(row.launches[0][0], row.launches[1][0]) if apart else (passes, passes), captured=not grouped),
         *linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
-                share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP),
+                share=1.0 if grouped else repeats(last), ends=ends, kept=0.0 if grouped else listed_output(shard, last),
                 quantised=(fused, False), gathered=(1.0, ranks), **per_linear),
     ]  # fmt: skip
 
@@ -122,29 +125,6 @@ def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
     return each * (1.0 + quantised), each * (2.0 + quantised)
 
 
-def _residual_kept(shard: Shard) -> Number:
-    """0 where per-operator recompute makes the input of the norm before experts again, and keeps nothing in its place.
-
-    Attention's output projection is the fourth product, or with a low rank of queries the fifth, whose output is kept; the output
-    of a reduce-scatter is kept too; w2, which takes the place in a dense layer, is not there.  [the save list named at REPEATED]
-    """
-    model, layout = shard.model, shard.layout
-    listed = (np.asarray(layout.recompute) == Recompute.SELECTIVE) & ((np.asarray(layout.recompute_modules) & REPEATED) != 0)
-    fourth = not model.linear and not (model.is_mla and model.q_lora_rank)
-    return np.where(listed & (shard.tp == 1) & fourth, 0.0, 1.0)
-
-
-def _listed_outputs(shard: Shard) -> Number:
-    """Bytes that per-operator recompute keeps in addition to the inputs of norms: what w2 and both reduce-scatters put out.
-
-    Without tensor parallelism the output of w2 takes the place of the second norm's input; with it w2 puts out all T
-    rows, and each reduce-scatter its T_s.  [the save list named at REPEATED]
-    """
-    listed = (np.asarray(shard.layout.recompute_modules) & REPEATED) != 0
-    rows = shard.tokens + shard.tokens_split
-    return np.where(listed & (shard.tp > 1), rows * shard.model.hidden_size * shard.element, 0.0)
-
-
 def _mlp_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     operators = [] if shard.model.norms_per_layer == 1 else [norm(shard, "mlp_norm", "mlp_up", inside=Module.MLP)]
     last = shard.model.norms_per_layer <= 2
@@ -168,8 +148,8 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, module = shard.model, Module.MOE
     rows, local = shard.expert_rows, np.maximum(model.num_experts / shard.ep, 1.0)
     operators: list[Operator] = [
-        norm(shard, "mlp_norm", "shared_up", input_kept=_residual_kept(shard)),
-        Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=float(model.hidden_size), module=module,
+        norm(shard, "mlp_norm", "shared_up", rows=_routed_rows(shard)),
+        Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=float(model.hidden_size), module=module | REPEATED,
              low_precision=False, trained=shard.workload.lora_rank == 0,
              saved=shard.tokens_split * model.num_experts * 4, launches=(6.0, 6.0)),
         *_routed_width(shard, "experts_in", float(model.routed_size), float(model.hidden_size)),
@@ -188,6 +168,13 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     if model.shared_expert_ffn_size:
         collectives += tp_pair(shard, "shared", "shared_up", "shared_down", module)
     return operators, collectives
+
+
+def _routed_rows(shard: Shard) -> Number:
+    """Rows of the norm before experts that are kept: router and routed experts take those of the rank, T_s, shared experts all T
+    where layers save their gathered input.  [torchtitan, models/common/MOE_SHARDING.md]"""
+    gathered = shard.trainer.stored.gathered_inputs and shard.model.shared_expert_ffn_size > 0
+    return shard.tokens_split + np.where(gathered & (shard.split > 1), shard.tokens, 0.0)
 
 
 def _routed_width(shard: Shard, name: str, n: float, k: float) -> list[Operator]:

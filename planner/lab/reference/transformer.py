@@ -5,9 +5,10 @@ from outside (lab/run/training.py); the norms, attention over a context-parallel
 groups because they work on parts of tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint
 
 from planner.lab.reference.attention_kernel import RAN, attend_by
 from planner.lab.reference.eight_bits import QuantisedLinear, remembers
-from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
+from planner.lab.reference.flash_attention import FlashAttention, SavedAttention
+from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, exact
 from planner.lab.reference.local_part import whole
 from planner.lab.reference.split import Split
 from planner.model import ModelSpec
@@ -305,35 +307,48 @@ SAC_IGNORED_OPS.update(
 )
 
 
+KEPT = ("flash_attention", "joined_attention", "reduce_scatter_tensor", "all_to_all_single", "topk")
+"""Operations, by parts of their names, that selective recompute keeps besides matrix products."""
+
+
 @cache
 def _always_kept(function: Any) -> bool:
     """By its name; asked for every operation of a layer."""
-    return any(name in str(function) for name in ("flash_attention", "reduce_scatter_tensor", "all_to_all_single"))
+    return any(name in str(function) for name in KEPT)
 
 
-def every_second_matmul() -> Any:
+def every_second_matmul(model: ModelSpec) -> Any:
     """Contexts of selective recompute: attention, reduce-scatters, all-to-alls and every other matrix product are kept.
 
-    [torchtitan, the save list of its per-operator mode]
+    The product of a router, by the shape of its weight, is repeated and not counted; its choices are kept.
+    [torchtitan, the save list of its per-operator mode; force_recompute_mm_shapes_by_fqns: moe.router.gate]
     """
+    router = {model.hidden_size, model.num_experts}
     seen = {False: 0, True: 0}
     aten = torch.ops.aten
     products = (aten.mm.default, aten.linear.default, aten.addmm.default, OPS.fp8_product.default)
 
-    def policy(ctx: Any, function: Any, *_: Any, **__: Any) -> Any:
-        if function in products:
+    def policy(ctx: Any, function: Any, *given: Any, **_: Any) -> Any:
+        if function in products and set(given[1].shape) != router:
             seen[ctx.is_recompute] += 1
             return CheckpointPolicy.MUST_SAVE if seen[ctx.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if _always_kept(function) else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    forward, again = create_selective_checkpoint_contexts(policy)
+    return forward, _both(again)
 
 
-def recomputed(recompute: str, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """A layer's forward pass; ``recompute`` none, selective or full."""
-    if recompute == "none":
+@contextmanager
+def _both(again: Any) -> Iterator[None]:
+    with again, SavedAttention():
+        yield
+
+
+def recomputed(split: Split, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """A layer's forward pass; its recompute is none, selective or full."""
+    if split.recompute == "none":
         return run(*given)
-    extra = {"context_fn": every_second_matmul} if recompute == "selective" else {}
+    extra = {"context_fn": partial(every_second_matmul, split.model)} if split.recompute == "selective" else {}
     found: Tensor = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False, **extra)
     return found
 
@@ -344,7 +359,7 @@ class Layer(nn.Module):
     def __init__(self, split: Split, number: int, place: Place) -> None:
         super().__init__()
         model, fused = split.model, split.fused
-        self.recompute = split.recompute
+        self.split = split
         self.attention_norm = Norm(model.hidden_size, model.norm, fused)
         self.attention = (LatentAttention if model.is_mla else Attention)(model, place, fused)
         self.mlp_norm = Norm(model.hidden_size, model.norm, fused)
@@ -359,4 +374,4 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (batch, tokens of this rank, hidden)."""
-        return recomputed(self.recompute, self.run, x)
+        return recomputed(self.split, self.run, x)

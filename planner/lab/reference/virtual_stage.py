@@ -27,7 +27,7 @@ class Ahead(nn.Module):
 
     def __init__(self, split: Split, place: Place) -> None:
         super().__init__()
-        model, self.recompute = split.model, split.recompute
+        model, self.split = split.model, split
         self.hidden_norm = Norm(model.hidden_size, model.norm, split.fused)
         self.token_norm = Norm(model.hidden_size, model.norm, split.fused)
         self.projection = nn.Linear(2 * model.hidden_size, model.hidden_size, bias=False)
@@ -41,7 +41,7 @@ class Ahead(nn.Module):
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
         """Both (batch, tokens of this rank, hidden)."""
-        return self.norm(recomputed(self.recompute, self.run, x, embedded))
+        return self.norm(recomputed(self.split, self.run, x, embedded))
 
 
 class WithLoss(Function):
