@@ -97,3 +97,21 @@ def test_a_block_of_quantisation_that_axolotl_drops(tmp_path: Path) -> None:
     found = read(written(tmp_path, text), None, Given(num_gpus=1))
     assert (found.frozen_weights, found.unread) == ("bf16", ())
     assert "quantization_config: no setting of axolotl" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended"),
+    [
+        ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}--max_length 1024 {}--lora_rank 4", False),
+        ("swift sft --model Qwen/Qwen3-0.6B --dataset a \\ \n  --max_length 1024 {}--lora_rank 4", True),
+        ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}--max_length 1024 {}# --packing true {}--lora_rank 4", True),
+        ("A=(\n--max_length 1024 {}# --packing true {}--lora_rank 4\n)\nswift sft --model Qwen/Qwen3-0.6B --dataset a ${{A[@]}}", False),
+        ("# swift pt {}# --packing {}\nswift sft --model Qwen/Qwen3-0.6B --dataset a --max_length 1024 --lora_rank 4", False),
+        ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}`# short` {}--max_length 1024 {}--lora_rank 4", False),
+    ],
+)
+def test_a_command_that_a_shell_ends_before_its_options(tmp_path: Path, lines: str, ended: bool) -> None:
+    text = lines.format(*["\\\n  "] * 4) + "\n"
+    found = read(written(tmp_path, text, "job.sh"), None, Given(num_gpus=1))
+    assert (found.sequence_length, found.lora_rank) == (1024, 4)
+    assert ("ends the command in a shell" in " ".join(found.notes)) is ended
