@@ -105,7 +105,7 @@ def test_a_block_of_quantisation_that_axolotl_drops(tmp_path: Path) -> None:
         ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}--max_length 1024 {}--lora_rank 4", False),
         ("swift sft --model Qwen/Qwen3-0.6B --dataset a \\ \n  --max_length 1024 {}--lora_rank 4", True),
         ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}--max_length 1024 {}# --packing true {}--lora_rank 4", True),
-        ("A=(\n--max_length 1024 {}# --packing true {}--lora_rank 4\n)\nswift sft --model Qwen/Qwen3-0.6B --dataset a ${{A[@]}}", False),
+        ("A=(\n--max_length 1024 {}# --packing true {}--lora_rank 4\n)\nswift sft --model Qwen/Qwen3-0.6B ${{A[@]}}", False),
         ("# swift pt {}# --packing {}\nswift sft --model Qwen/Qwen3-0.6B --dataset a --max_length 1024 --lora_rank 4", False),
         ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}`# short` {}--max_length 1024 {}--lora_rank 4", False),
     ],
