@@ -72,6 +72,24 @@ def test_tables_trained_as_a_whole_by_hand(whole: str, tables: int, frozen: str)
     assert more.time["optimizer"][0] > plain.time["optimizer"][0]
 
 
+@pytest.mark.parametrize(
+    ("trainer", "frozen", "each"),
+    [("llama-factory", "bf16", (4, 8)), ("axolotl", "nf4", (2, 4)), ("deepspeed", "bf16", (2, 12)), ("deepspeed", "nf4", (2, 12))],
+)
+def test_tables_of_trainers_with_a_dtype_of_their_own(trainer: str, frozen: str, each: tuple[int, int]) -> None:
+    """LLaMA-Factory casts what is trained to fp32, axolotl tables to bf16 before they are copied; DeepSpeed has master weights."""
+    jobs = (asked(trainer, lora_rank=8, frozen_weights=frozen, lora_whole=one) for one in ("none", "both"))
+    plain, more = (priced(one, ALONE.replace(zero=0)) for one in jobs)
+    added = [float(more.memory[name][0] - plain.memory[name][0]) for name in ("weights", "optimizer_states")]
+    assert added == pytest.approx([2 * V * H * one for one in each])
+
+
+def test_scores_of_pairs_in_fp32() -> None:
+    """LLaMA-Factory holds scores and log softmax of policy and reference in fp32, TRL takes one sequence at once in bf16."""
+    mine, theirs = (priced(asked(one, lora_rank=8, objective="dpo"), ALONE).memory_peak[0] for one in ("llama-factory", "trl"))
+    assert mine - theirs == pytest.approx(8 * 2 * 2048 * V, rel=0.1)
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_unsloth_trains_tables_in_bf16_and_moves_the_frozen_ones(moved: bool) -> None:
     """Two tables: a copy of 2 bytes each; with its own checkpointing the frozen originals wait on the disk."""

@@ -44,7 +44,7 @@ def test_a_loss_kernel_writes_no_logits_where_none_are_read(tmp_path: Path) -> N
 
 
 def test_a_plugin_that_is_on_by_itself(tmp_path: Path) -> None:
-    text = AXOLOTL + "plugins: [axolotl.integrations.densemixer.DenseMixerPlugin]\n"
+    text = AXOLOTL + "flash_attention: true\nplugins: [axolotl.integrations.densemixer.DenseMixerPlugin]\n"
     with pytest.raises(PlannerError, match="every token through all experts is not modelled"):
         read(written(tmp_path, text), None, Given(num_gpus=1))
     assert read(written(tmp_path, text + "dense_mixer: false\n"), None, Given(num_gpus=1)).notes == ()

@@ -48,10 +48,11 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     DPO reads the log probability of every token off all logits, sequence by sequence in half precision: logits 2, log softmax 2,
     its gradient 2, and a copy of that which is as long as the logits 2. Those of the reference
     come and go before the backward pass.
-    [TRL, dpo_trainer.py: compute_loss; trainer/utils.py: selective_log_softmax]
+    [TRL, dpo_trainer.py: compute_loss; trainer/utils.py: selective_log_softmax]  LLaMA-Factory takes those of a batch at once in
+    fp32: while the reference has logits and log softmax, 4 + 4, those of the policy are there.  [train/dpo/trainer.py]
     """
     if workload.objective == "dpo" and trainer.stored.loss != "fused_linear":
-        trainer = trainer.replace(loss="full", logit_bytes=8.0)
+        trainer = trainer.replace(loss="full", logit_bytes=trainer.legal.fine_tuning.pair_logits)
     if workload.precision == "fp32":
         return _in_fp32(trainer)
     if workload.precision != "bf16_true":
@@ -85,10 +86,17 @@ def whole_bytes(workload: Workload, trainer: Trainer) -> tuple[float, float, flo
     It is a copy of the frozen table in the dtype of that (fp32 beside a base of 4 or 8 bits), and gradients and moments have the
     dtype of their parameter.  [peft, utils/other.py: ModulesToSaveWrapper.update, a deep copy, prepare_model_for_kbit_training;
     tuners_utils.py: cast_adapter_dtype, of adapters alone]  unsloth prepares no base in fp32: its copies are in bf16, and beside
-    fp16 in fp32.  [unsloth, models/llama.py: _offload_frozen_module_for_training; unsloth_zoo, training_utils.py]
+    fp16 in fp32.  [unsloth, models/llama.py: _offload_frozen_module_for_training; unsloth_zoo, training_utils.py]  LLaMA-Factory
+    casts all that is trained to fp32, axolotl brings tables back to the dtype of the job before it copies them, DeepSpeed has them
+    as any other weight.  [LLaMA-Factory, model/adapter.py; axolotl, loaders/model.py: _configure_embedding_dtypes]
     """
+    own = trainer.legal.fine_tuning.tables
+    if trainer.code_base == "deepspeed":
+        return trainer.stored.weight_bytes, trainer.stored.gradient_bytes, trainer.states_of(workload.optimizer)
     if trainer.legal.offload_frozen_tables:
         each = 4.0 if workload.precision == "fp16" else frozen_other(workload)
+    elif own:
+        each = 4.0 if own == "fp32" else frozen_other(workload)
     else:
         each = 4.0 if dequantised(workload) else frozen_other(workload)
     return each, each, PURE_STATES[workload.optimizer] * each / 2.0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.trainers.axolotl import unpriced
 from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, of_images, require_modelled
 from planner.trainers.reading import base_weights, fine_tuning
 from planner.trainers.reading.accelerate_file import accelerate_named
@@ -28,7 +29,7 @@ QUIET = re.compile(
     r"|curriculum_sampling|save_first_step|total_num_tokens|fsdp|fsdp_version|gradient_checkpointing_kwargs.*|hf_use_auth_token|float16"
     r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.(dispatch_batches|even_batches|use_seedable_sampler|non_blocking|gradient_accumulation_kwargs.*)|use_wandb|eta_min|revision_of_model"
     r"|flash_attention|bfloat16|fp16|image_\w+|rl|ddp_\w+|batch_flattening|device_map|type_of_model|bnb_config_kwargs.*"
-    r"|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
+    r"|bnb_4bit_\w+|quantization_config.*|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
 USUAL_LENGTH = 512
@@ -113,7 +114,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
             *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
-            *of_images(given, base_weights.spec_of(given, known)),
+            *of_images(given, spec := base_weights.spec_of(given, known)),
+            *(unpriced.of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
         ),
     ))  # fmt: skip
 
@@ -207,6 +209,12 @@ ATTENTION = {
 def _attention(given: Settings) -> str:
     old = [word for name, word in ATTENTION.items() if given.get(name) not in (None, False, "false")]
     return str(given.get("attn_implementation") or next(iter(old), "")).lower()
+
+
+def _leaves_tables(given: Settings, kind: str, precision: str) -> bool:
+    """Whether embedding, head and norms stay in fp32, to which axolotl brings them, where DeepSpeed casts all."""
+    whole = not given.get("adapter") and kind == "ddp" and precision in ("bf16", "fp8")
+    return whole and _attention(given) in ("", "sdpa", "eager") and not has_plugin(given, "cut_cross_entropy")
 
 
 def _kernel_notes(given: Settings, kind: str) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 
 import re
 
+from planner.cost.parameters import count_parameters
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
-from planner.units import GIGA
+from planner.units import GIB, GIGA
 
 FOREIGN = {
     **dict.fromkeys(("relora", "relora_steps"), "restarts of adapters"),
@@ -49,6 +50,7 @@ SAID_ELSEWHERE = {
     "rl_adapter_ref_model": "a reference model of its own, which is not priced: memory comes out too low by its weights",
     "dpo_use_liger_kernel": "priced as the loss of torch: memory comes out too high",
     "trainer_cls": "a trainer of its own, which is not read",
+    "quantization_config": "no setting of axolotl, which drops it: adapter, load_in_4bit and load_in_8bit count",
     **dict.fromkeys(("model_kwargs", "overrides_of_model_kwargs"), "not read: how the weights are loaded is not in the plan"),
     **dict.fromkeys(("deepcompile", "use_kernels", "use_scattermoe", "use_sonicmoe"), "not priced: time comes out too long"),
     **dict.fromkeys(
@@ -100,6 +102,16 @@ def of_images(given: Settings, model: ModelSpec | None) -> tuple[str, ...]:
     return (f"{what} {billions:.2f} billion weights; freeze_mm_modules freezes it",)
 
 
+def of_tables(model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about embedding, head and norms of a model that is trained as a whole without a kernel of flash attention: axolotl keeps
+    their weights, gradients and states in fp32.  [loaders/model.py: _configure_embedding_dtypes]"""
+    text = "axolotl keeps embedding, head and norms in fp32 without flash attention, 16 bits are priced: memory comes out too low"
+    if model is None:
+        return (text,)
+    counts = count_parameters(model)
+    return (f"{text} by up to {8.0 * (counts.input_embedding + counts.head) / GIB:.1f} GiB",)
+
+
 def notes(given: Settings) -> tuple[str, ...]:
     """What a plan leaves out of the settings that are there."""
     found = [f"{name}: {what}" for name, what in SAID_ELSEWHERE.items() if given.get(name) not in (None, False, "", 0, [], {})]
@@ -120,6 +132,9 @@ def notes(given: Settings) -> tuple[str, ...]:
 def ask_what_is_open(given: Settings) -> None:
     """Asks for what axolotl refuses to start without, and for what changes memory and one answer settles."""
     adapter, targets = given.get("adapter"), (*OF_ADAPTERS[1:], "lora_target_parameters", "lora_model_dir")
+    if given.get("batch_size") and given.get("gradient_accumulation_steps"):
+        about = "axolotl does not start with it beside gradient_accumulation_steps; null imports the job with those"
+        given.ask(Question(name="batch_size", about=about, choices=("null",)))
     if adapter == "qlora" and not given.flag("load_in_4bit"):
         about = "adapter is qlora, which axolotl does not start without it"
         given.ask(Question(name="load_in_4bit", about=about, choices=("true",)))

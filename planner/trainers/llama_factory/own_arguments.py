@@ -5,10 +5,14 @@ import dataclasses
 
 from planner.errors import PlannerError
 from planner.layout import CpMethod
+from planner.model import ModelSpec
+from planner.trainer_options import spelled
+from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
+from planner.units import GIB
 
 NEW_TOKENS = ("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens", "new_special_tokens_config")
 """With one of them, and no additional_target, adapters train embedding and head as a whole."""
@@ -114,3 +118,17 @@ def notes(given: Settings, objective: str, adapters: bool, kind: str) -> tuple[s
     if compiled(given) and kind == "deepspeed":
         found.append("torch_compile is not priced over DeepSpeed: time comes out too long")
     return tuple(found)
+
+
+def of_pairs(reading: Reading, spec: ModelSpec | None) -> tuple[str, ...]:
+    """Note about the scores of pairs over DeepSpeed: it takes log probabilities of all at once in fp32, and holds scores and log
+    softmax of the policy while those of the reference are there: 16 bytes each, where ``stored_as`` has 8.
+    [train/dpo/trainer.py: concatenated_forward; train/trainer_utils.py: get_batch_logps]"""
+    if reading.objective != "dpo" or spelled(reading.trainer)[0] == "llama-factory":  # which is priced so
+        return ()
+    text = "LLaMA-Factory's DPO holds scores and their log softmax of policy and reference in fp32: memory comes out too low"
+    tokens = 2.0 * reading.fields["micro_batch_size"] * (reading.sequence_length or 0) / reading.fields.get("cp", 1)
+    if spec is None or not tokens:
+        return (text,)
+    more = 8.0 * tokens * spec.vocab_size / reading.fields.get("tp", 1) / GIB
+    return (f"{text} by up to {more:.1f} GiB",) * (more >= 0.1)

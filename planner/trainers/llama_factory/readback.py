@@ -10,6 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.trainers.llama_factory import megatron_adapter, of_plugins, own_arguments
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
+from planner.trainers.reading.base_weights import spec_of
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
@@ -187,7 +188,9 @@ def parse(
         notes=(*own_arguments.notes(given, objective, kind == "lora", split.kind), *sliced),
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(given, reading.unread)))
+    pairs = own_arguments.of_pairs(reading, spec_of(given, reading.model))
+    asked = (*reading.questions, *_of_a_fork(given, reading.unread))
+    return dataclasses.replace(reading, questions=asked, notes=(*reading.notes, *pairs))
 
 
 def _of_a_fork(given: Settings, unread: tuple[str, ...]) -> list[Question]:

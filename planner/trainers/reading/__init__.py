@@ -24,7 +24,7 @@ from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, start
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.settled import ask_what_else_is_open, refuse_what_stays
 from planner.trainers.reading.several import compared
-from planner.trainers.reading.shell import evaluate
+from planner.trainers.reading.shell import ends_early, evaluate
 from planner.trainers.reading.values import read_text
 
 
@@ -180,7 +180,12 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
     found = compared(path, reader, said, found)
     questions = _once([*said.questions, *found.questions])
     refuse_what_stays(path, said, questions)
-    return dataclasses.replace(found, questions=tuple(questions), notes=(*found.notes, *other_machines(path, found)))
+    text = read_text(path)
+    ends = (ENDS_EARLY,) * (_ending(path, text) in SHELL and ends_early(text))
+    return dataclasses.replace(found, questions=tuple(questions), notes=(*found.notes, *other_machines(path, found), *ends))
+
+
+ENDS_EARLY = "a blank behind \\ or a comment between options ends the command in a shell; what follows is read as if it did not"
 
 
 def _once(questions: Sequence[Question]) -> list[Question]:

@@ -33,7 +33,7 @@ def of_base(
     are on all linear layers."""
     spec = spec_of(given, model)
     quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, sharded)
-    notes = [*_of_tables(trainer, spec, frozen, casts)]
+    notes = [*_of_tables(given, trainer, spec, frozen, casts)]
     if spec is None or not spec.is_moe:
         return {}, tuple(notes)
     count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
@@ -126,11 +126,13 @@ def _casts(given: Settings, trainer: str, sharded: bool) -> bool | None:
     return not new if new is not None else True if "max_seq_length" in given.data else None
 
 
-def _of_tables(trainer: str, spec: ModelSpec | None, frozen: str, casts: bool | None) -> Iterator[str]:
-    """Note about tables and norms, which are priced in half precision."""
-    if frozen not in FEWER or casts is False or trainer == "axolotl":
+def _of_tables(given: Settings, trainer: str, spec: ModelSpec | None, frozen: str, casts: bool | None) -> Iterator[str]:
+    """Note about tables and norms, which are priced in half precision. For pairs axolotl leaves adapters to TRL, whose preparation
+    is not the one that it patches.  [axolotl, loaders/model.py: _load_adapters]"""
+    pairs = trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
+    if frozen not in FEWER or casts is False or (trainer == "axolotl" and not pairs):
         return
-    who = PREPARES[0] if casts else "TRL before 0.27"
+    who = "TRL before 0.27" if pairs or not casts else PREPARES[0]
     text = f"embedding, head and norms are priced in bf16, and {who} casts them to fp32: memory then comes out too low"
     if spec is None:
         yield text

@@ -306,13 +306,18 @@ def _precision(said: str, half: bool, trainer: str) -> tuple[str, tuple[str, ...
 
 
 def _optimizer(job: FineTuning) -> tuple[str, tuple[str, ...]]:
-    """The optimizer that DeepSpeed's configuration names before that of the arguments, and a note where they differ.
-    [transformers, integrations/deepspeed.py: deepspeed_optim_sched]"""
-    said = job.given.said.setting("optim") if job.given.said is not None else None
-    if job.sharding.kind != "deepspeed" or job.sharding.optimizer is None or said is not None:
+    """The optimizer that DeepSpeed's configuration names before that of the arguments, and a note where they differ; over states on
+    the host accelerate puts DeepSpeed's Adam in the place of any other than Adam and Lion in fp32.
+    [transformers, integrations/deepspeed.py: deepspeed_optim_sched; accelerate, accelerator.py: map_pytorch_optim_to_deepspeed]"""
+    shard, said = job.sharding, job.given.said.setting("optim") if job.given.said is not None else None
+    host = shard.fields.get("offload_optimizer") or shard.fields.get("offload_parameters")
+    if shard.kind == "deepspeed" and shard.optimizer is None and host and not shard.keeps_optimizer:
+        text = "states on the host: accelerate puts DeepSpeedCPUAdam with fp32 states in the place of the optimizer that is named"
+        return (job.optimizer, ()) if job.optimizer in ("adam", "lion") else ("adam", (text,))
+    if shard.kind != "deepspeed" or shard.optimizer is None or said is not None:
         return job.optimizer, ()
-    states = optimizer(job.given, job.sharding.optimizer, "optim")
-    counts = f"the optimizer {job.sharding.optimizer[:40]} of DeepSpeed's configuration counts, not that of the arguments"
+    states = optimizer(job.given, shard.optimizer, "optim")
+    counts = f"the optimizer {shard.optimizer[:40]} of DeepSpeed's configuration counts, not that of the arguments"
     return states, (counts,) * (states != job.optimizer)
 
 

@@ -20,7 +20,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 of GPT-2 is two layers.  [transformers, models/*/modeling_*.py; peft, utils/constants.py]"""
 MLA = {"kv_a_proj_with_mqa", "kv_b_proj"}
 """Layers of keys and values in latent attention, which has those of the query beside them."""
-TABLES = re.compile(r"lm_head|output_layer|embed_(tokens|in|out)|(word|tok)_embeddings|wte|^output$")
+TABLES = re.compile(r"lm_head|output_layer|embed_(tokens|in|out)|(word|tok)_embeddings|wte|all-embedding|^output$")
 """Names of tables of the vocabulary."""
 EVERY = re.compile(r"all([-_]\w+)?|linear|auto|default|none|\.?\*|", re.IGNORECASE)
 """Words that stand for all linear layers."""

@@ -42,7 +42,7 @@ QUIET_ZERO = re.compile(
     r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
     r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
     r"|load_from_fp32_weights|cpu_offload_use_pin_memory|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
-    r"|wall_clock_breakdown|scheduler\..*|optimizer\.params\..*|gradient_predivide_factor|prescale_gradients|communication_data_type"
+    r"|wall_clock_breakdown|moe\..*|scheduler\..*|optimizer\.params\..*|gradient_predivide_factor|prescale_gradients|communication_data_type"
     r"|(fp16|bf16)\.(?!\w*(master_weights|optimizer_states))\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
 )
 """Keys of DeepSpeed that change neither the layout nor, by more than a bucket, its memory."""
@@ -66,6 +66,8 @@ class Sharding:
     """Of mixed precision; 'no' = none."""
     optimizer: str | None = None
     """As DeepSpeed names it."""
+    keeps_optimizer: bool = False
+    """States on the host stay those of the optimizer that the trainer made."""
     compiled: bool = False
     """The launcher compiles the model."""
     unread: tuple[str, ...] = ()
@@ -131,6 +133,7 @@ def _deepspeed(given: Settings) -> Sharding:
     return Sharding(
         kind="deepspeed", fields=fields, micro_batch_size=numbers[0], accumulation=numbers[1], batch=numbers[2],
         precision=precision, optimizer=None if kind is None else str(kind).lower(), notes=_state_dtypes(given),
+        keeps_optimizer=given.get("zero_force_ds_cpu_optimizer") is False,
         unread=tuple(one for one in given.left() if not QUIET_ZERO.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
 
@@ -142,6 +145,8 @@ def _state_dtypes(given: Settings) -> tuple[str, ...]:
     notes = [f"{one}: states are priced in fp32: memory comes out too high" for one in found]
     if str(given.section("data_types").get("grad_accum_dtype", "bf16")).lower() in ("fp32", "float32"):
         notes.append("data_types.grad_accum_dtype: gradients are priced in 16 bits: memory comes out too low")
+    if given.get("moe") is not None:
+        notes.append("moe: no section that DeepSpeed reads: it spreads no experts by it")
     return tuple(notes)
 
 

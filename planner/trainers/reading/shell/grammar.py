@@ -14,17 +14,27 @@ _ASSIGNMENT = re.compile(rf"({_NAME})(?:\[([^\]\s]{{1,200}})\])?(\+?)=")
 _REDIRECTION = re.compile(r"(?:\d{0,3}|&|\{\w+\})(<<<|<<-?|>>|>&|<&|>\||<>|>|<)")
 _COMMENTED_OUT = re.compile(r"\\\n(?:[ \t]*#[^\n]*\n)+(?=[ \t]+--?[A-Za-z])")
 """Options of a command that are commented out: they end it too, which nobody means before an option."""
+_BLANK_BEHIND = re.compile(r"\\[ \t]+\n(?=[ \t]*--)")
+"""Blanks behind the sign that goes on: they end a command, which nobody means before an option."""
 _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&")
 
 
+_INSIDE = re.compile(r"=(?:\([^)]*|\"[^\"]*|'[^']*)\Z")
+"""An array or quotes that are open at the end of a text."""
 _REMARK = re.compile(r"`[ \t]*#[^`\n]*`")
 """A command that is nothing but a remark, between options: `# why`."""
 
 
+def ends_early(text: str) -> bool:
+    """Whether a shell ends a command before options that are read as its own; lines of an array or in quotes end none."""
+    text = re.sub(r"^[ \t]*#.*", "#", _REMARK.sub("", text), flags=re.MULTILINE)
+    places = [one.start() for form in (_BLANK_BEHIND, _COMMENTED_OUT) for one in form.finditer(text)]
+    return any(_INSIDE.search(text[:one]) is None for one in places)
+
+
 def parse(text: str, where: str) -> list[Node]:
     """The commands of a script. Raises PlannerError with file and line."""
-    text = re.sub(r"\\[ \t]+\n(?=[ \t]*--)", "\\\n", text)  # blanks behind it end a command, which nobody means before an option
-    text = _COMMENTED_OUT.sub("\\\n", _REMARK.sub("", text))
+    text = _COMMENTED_OUT.sub("\\\n", _REMARK.sub("", _BLANK_BEHIND.sub("\\\n", text)))
     parser = _Parser(text, where)
     nodes = parser.commands(())
     if parser.position < len(text):
