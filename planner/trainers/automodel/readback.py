@@ -9,7 +9,7 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer, quantised
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
@@ -32,6 +32,15 @@ FP8 = {
 }  # fmt: skip
 
 
+BY_PARTS = (
+    "attention, MLP and norms of a layer are recomputed each by itself, so four inputs of a layer are kept and the plan has one: "
+    "6 bytes more for each token, layer and hidden unit"
+)
+"""What activation checkpointing means in dense models.  [components/distributed/activation_checkpointing.py, parallelizer.py]"""
+LEAN = re.compile(r"(FusedLinear|Chunked)C(ross)?E\w*")
+"""Losses that do not hold the logits of all tokens in fp32.  [components/loss]"""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of NeMo AutoModel"))), said=said), said.num_gpus)
@@ -49,6 +58,10 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     name = name or (given.get("model.config") if isinstance(given.get("model.config"), str) else None)
     model, notes = named_model(str(name), given.path) if name else (None, ())
     fields = _degrees(split, model, strategy)
+    if fields["recompute"] == Recompute.FULL and fields["ep"] == 1:
+        notes += (f"activation_checkpointing: {BY_PARTS}, unless a release of 2026 wraps whole layers of transformers",)
+    if lean := LEAN.search(str(given.get("loss_fn._target_") or given.get("loss_fn.name") or "")):
+        notes += (f"loss_fn {lean[0]}: the logits of all tokens, which it does not write, are in the plan",)
     batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
     if fields["pp"] > 1:
         micro = split.size("pipeline.pp_microbatch_size")
@@ -92,6 +105,12 @@ def _degrees(split: Settings, model: ModelSpec | None, strategy: str) -> dict[st
             "distributed.activation_checkpointing=true or =false"
         )
     keep = split.get("moe.reshard_after_forward" if ep > 1 else "reshard_after_forward")
+    if ep > 1 and keep is None and split.get("reshard_after_forward") is not None:  # of dense models alone; people mix them up
+        name, about = f"{split.place}moe.reshard_after_forward", "distributed.reshard_after_forward is not that of mixtures"
+        keep = split.said.setting(name) if split.said is not None else None
+        if keep is None:
+            split.ask(Question(name=name, about=about, choices=("true", "false")))
+        keep = keep == "true"
     # Layers are kept gathered in a pipeline, and in mixtures with expert parallelism unless the section moe says otherwise.
     gathered = not keep if keep is not None else pp > 1 or ep > 1
     fields = {
@@ -125,8 +144,8 @@ def _trainer(given: Settings) -> str:
     dispatcher = str(given.get("model.backend.dispatcher", ""))
     if dispatcher in ("deepep", "hybridep"):
         options["expert_dispatch"] = dispatcher
-    if given.flag("compile.enabled"):
-        options["compile"] = "on"
+    compiled = given.flag("compile.enabled") or given.flag("distributed.enable_compile")
+    options["compile"] = "on" if compiled else "off"  # [components/utils/compile_utils.py: CompileConfig.enabled]
     if given.above_zero("peft.dropout", 0.0):
         options["adapter_dropout"] = "on"
     from planner.trainer import load_trainer

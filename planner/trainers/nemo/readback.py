@@ -18,6 +18,7 @@ from planner.trainers.nemo.releases import NEMO
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.programs import own_programs, program_file
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -109,8 +110,15 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
 # ------------------------------------------------------------------------------------------------------------- Python
 
 
-def _of_script(path: Path, said: Given, known: Known) -> Found:
-    script = Script(path, said)
+class _WithModules(Script):
+    """A script with what it imports from files beside it."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        return with_modules(tree, self.path)
+
+
+def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> Found:
+    script = _WithModules(path, said) if modules else Script(path, said)
     if script.calls("HFAutoModelForCausalLM"):
         raise PlannerError(f"{path}: HFAutoModelForCausalLM trains over FSDP, which is NeMo AutoModel's; import its YAML")
     own = [name for name in STARTS if name in script.functions]
@@ -137,6 +145,8 @@ def _of_script(path: Path, said: Given, known: Known) -> Found:
         script.only = ("pretrain_recipe", "trainer", "model", "")
         notes.append("pretrain_recipe is read, without what performance_mode changes")
     found |= _built(script, bool(starts))
+    if not found and not modules:
+        return _of_script(path, said, known, modules=True)
     if not found:
         raise PlannerError(f"{path}: no recipe of NeMo 2 is started here, and no MegatronStrategy or data module is built")
     model = next((preset for one in script.names_used() if (preset := preset_of_class(one)) is not None), None)
