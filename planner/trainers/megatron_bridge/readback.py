@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model_names import preset_of
 from planner.trainers.megatron_bridge import performance, recipe_releases, saved
-from planner.trainers.megatron_bridge.of_settings import parse, require_no_fsdp
+from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse, require_no_fsdp
 from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
@@ -202,7 +202,8 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
         names = {*program.names_used()}
         if not names & {*TRAINS} and not any(one in known for one in names):
             raise PlannerError(f"{path}: it starts no training (pretrain, finetune) and takes none of the recipes")
-        return program.started({}, {}), (*program.notes(), *(older or PUBLISHED * bool(imported(tree))))
+        settings = ({} if any(one in known for one in names) else {EXPERTS_CUT: None}) | program.started({}, {})
+        return settings, (*program.notes(), *(older or PUBLISHED * bool(imported(tree))))
     known, older = recipe_releases.chosen(said, (path,), lambda _, started: settings_of(
         tree, asked or recipes[0], with_modules_beside(path, tree, started)))  # fmt: skip
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), older

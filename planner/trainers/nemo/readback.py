@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron_bridge import recipe_releases
-from planner.trainers.megatron_bridge.of_settings import parse
+from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse
 from planner.trainers.megatron_bridge.recipe_releases import Known
 from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
@@ -80,6 +80,7 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
     settings.setdefault("model.hf", "")
+    settings.setdefault(EXPERTS_CUT, None)
     if settings.get("dataset.seq_length") is not None:  # what a sample holds, whatever the model could take
         settings.pop("model.seq_length", None)
     return parse(path, said, settings, gpus, "nemo", notes)
