@@ -66,6 +66,13 @@ def test_a_program_of_megatron_bridge_without_a_recipe_is_asked_how_experts_are_
 
 def test_recipes_of_megatron_bridge_say_how_experts_are_cut(tmp_path: Path) -> None:
     text = "from megatron.bridge.recipes.qwen import qwen3_30b_a3b_pretrain_config\n"
-    text += "from megatron.bridge.training.pretrain import pretrain\ncfg = qwen3_30b_a3b_pretrain_config()\ncfg.model.tensor_model_parallel_size = 2\npretrain(cfg, forward_step)\n"
+    text += "from megatron.bridge.training.pretrain import pretrain\n"
+    text += "cfg = qwen3_30b_a3b_pretrain_config()\ncfg.model.tensor_model_parallel_size = 2\npretrain(cfg, forward_step)\n"
     found = read(written(tmp_path, text, "start.py"), None, Given(num_gpus=8, settings={"recipe_version": "main"}))
     assert found.fields["etp"] == 1 and not asked_for(found)
+
+
+def test_such_a_program_behind_a_script(tmp_path: Path) -> None:
+    written(tmp_path, BRIDGE.format("Qwen/Qwen3-30B-A3B", 4, ""), "train.py")
+    found = read(written(tmp_path, "torchrun --nproc_per_node=8 train.py\n", "run.sh"))
+    assert asked_for(found) == [UNSET] and found.num_gpus == 8
