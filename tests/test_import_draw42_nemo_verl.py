@@ -134,3 +134,9 @@ def test_a_recipe_of_nemo_that_a_module_beside_the_program_builds(tmp_path: Path
     written(tmp_path, built, "recipe_parts.py")
     found = read(written(tmp_path, program, "start.py"))
     assert found.num_gpus == 16 and found.fields["tp"] == 4
+
+
+def test_ligers_loss_does_not_run_in_verl_which_gives_the_model_no_labels(tmp_path: Path) -> None:
+    for word, lean in (("model.use_liger=True", False), ("model.use_fused_kernels=True", True)):
+        found = read(written(tmp_path, RUN.format(f"{QWEN} {word}"), "run.sh"))
+        assert ("loss=fused_linear" in found.trainer) == lean and not found.unread

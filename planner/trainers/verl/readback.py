@@ -243,7 +243,8 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
 def _trainer(part: Settings, model: Settings, megatron: bool) -> str:
     if not megatron:
         own = model.section("override_config")
-        lean = model.flag("use_fused_kernels") or model.flag("use_liger")
+        lean = model.flag("use_fused_kernels")
+        model.flag("use_liger")  # norms, rotary embedding and SwiGLU: without labels its loss does not run, and logits are written
         return spell("verl", {**({"loss": "fused_linear"} if lean else {}), "attention_kernel": kernel(own)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
