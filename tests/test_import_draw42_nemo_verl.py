@@ -58,6 +58,22 @@ def test_gathered_weights_of_mixtures_have_a_word_of_their_own(tmp_path: Path) -
     assert said.fields["zero"] == 3 and not asked_for(said)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "own", "kept"),
+    [
+        ("bf16", "", ("bf16_true", "bf16")), ("float32", "", ("bf16", "fp32")),
+        ("bf16", ", lora_dtype: torch.float32", ("bf16", "bf16")),
+    ],
+)  # fmt: skip
+def test_adapters_of_automodel_are_in_the_dtype_of_their_layers(
+    tmp_path: Path, dtype: str, own: str, kept: tuple[str, str]
+) -> None:
+    text = AUTOMODEL.replace("pretrained_model_name", f"torch_dtype: {dtype}, pretrained_model_name")
+    text += f"peft: {{_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 8{own}}}\n"
+    found = read(written(tmp_path, text), None, Given(num_gpus=8))
+    assert (found.precision, found.frozen_weights) == kept
+
+
 def test_what_nemo_rl_recomputes_over_dtensor_is_said(tmp_path: Path) -> None:
     text = NEMO_RL + "  dtensor_cfg: {enabled: true, activation_checkpointing: %s%s}\ncluster: {gpus_per_node: 8}\n"
     old, new, off = (

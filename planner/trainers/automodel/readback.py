@@ -75,7 +75,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     adapters = given.get("peft") is not None
     return Reading(
         trainer=_trainer(given), fields=fields, model=model, model_name=str(name or ""), num_gpus=gpus, global_batch_size=batch,
-        sequence_length=_length(given), precision=_precision(given, adapters), optimizer=_optimizer(given),
+        sequence_length=_length(given), precision=_precision(given), optimizer=_optimizer(given),
         lora_rank=peft.size("dim", 8) if adapters else 0,
         lora_targets=_targets(peft) if adapters else "all",
         frozen_weights=_frozen(given) if adapters else None,
@@ -87,7 +87,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
 def _frozen(given: Settings) -> str:
     bits = given.section("quantization")
     four, eight = bits.flag("load_in_4bit"), bits.flag("load_in_8bit")
-    return quantised(4 if four else 8, bits.flag("bnb_4bit_use_double_quant")) if four or eight else "bf16"
+    whole = "fp32" if _dtype(given) in FULL else "bf16"
+    return quantised(4 if four else 8, bits.flag("bnb_4bit_use_double_quant")) if four or eight else whole
 
 
 def _size(part: Settings, name: str) -> int:
@@ -167,16 +168,25 @@ def _beside(peft: Settings) -> tuple[str, ...]:
     return layers_beside(words, _targets(peft)) if plain else ()
 
 
-def _precision(given: Settings, adapters: bool) -> str:
-    """Weights are loaded, sharded and updated in the dtype that the model names, bf16 where it names none."""
+FULL = ("float32", "fp32")
+
+
+def _dtype(given: Settings) -> str:
+    """What the model is loaded in, bf16 where it names nothing."""
+    return str(given.get("model.torch_dtype") or given.get("model.config.torch_dtype") or "bf16").rpartition(".")[2]
+
+
+def _precision(given: Settings) -> str:
+    """Weights are loaded, sharded and updated in the dtype that the model names, bf16 where it names none, and adapters with them.
+    [_peft/lora.py: lora_dtype]"""
     if given.flag("fp8.enabled"):
         return str(given.section("fp8").choice("recipe_name", FP8, "tensorwise"))
     inner = given.section("model").data.get("backend")
     if isinstance(inner, dict) and inner.get("te_fp8"):
         return str(given.section("model").section("backend").section("te_fp8").choice("recipe", FP8, "current"))
-    dtype = str(given.get("model.torch_dtype") or given.get("model.config.torch_dtype") or "bf16").rpartition(".")[2]
     masters = given.flag("optimizer.master_weights")
-    return "bf16" if adapters or masters or dtype in ("float32", "fp32") else "bf16_true"
+    dtype = str(given.get("peft.lora_dtype") or "").rpartition(".")[2] or _dtype(given)
+    return "bf16" if masters or dtype in FULL else "bf16_true"
 
 
 def _optimizer(given: Settings) -> str:
