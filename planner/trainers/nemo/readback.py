@@ -15,6 +15,7 @@ from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.nemo.releases import NEMO
+from planner.trainers.reading.branches import taken_branches
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -111,15 +112,22 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
 # ------------------------------------------------------------------------------------------------------------- Python
 
 
-class _WithModules(Script):
-    """A script with what it imports from files beside it."""
+class _Script(Script):
+    """A script without the branches that its options do not take."""
 
     def whole(self, tree: ast.Module) -> ast.Module:
-        return with_modules(tree, self.path)
+        return taken_branches(tree, self.said, self.defaults)
+
+
+class _WithModules(_Script):
+    """The same with what it imports from files beside it."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        return super().whole(with_modules(tree, self.path))
 
 
 def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> Found:
-    script = _WithModules(path, said) if modules else Script(path, said)
+    script = _WithModules(path, said) if modules else _Script(path, said)
     if script.calls("HFAutoModelForCausalLM"):
         raise PlannerError(f"{path}: HFAutoModelForCausalLM trains over FSDP, which is NeMo AutoModel's; import its YAML")
     own = [name for name in STARTS if name in script.functions]
@@ -171,6 +179,13 @@ def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> 
 def _module_of(script: Script, call: ast.Call) -> str:
     """The recipe that is started: llama3_8b of llm.llama3_8b.pretrain_recipe(), or of the import of the function."""
     owner = getattr(call.func, "value", None)
+    if isinstance(owner, ast.Name):  # recipe = llm.llama3_8b
+        made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == owner.id]
+        named = list(dict.fromkeys(one.value.attr for one in made if isinstance(one.value, ast.Attribute)))
+        asked = script.said.setting("recipe") if len(named) > 1 else None
+        if len(named) > 1 and asked not in named:
+            ask(str(script.path), [Question(name="recipe", about="its program chooses one", choices=tuple(named))])
+        return asked or (named[0] if named else owner.id)
     if owner is not None:
         return str(getattr(owner, "attr", getattr(owner, "id", "")))
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
