@@ -76,3 +76,37 @@ def test_a_recipe_that_nothing_chooses_is_asked_for(tmp_path: Path) -> None:
         read(file)
     assert _model(file, recipe="qwen3_30b_a3b")[0] == "qwen3-30b-a3b"
     assert _model(file, model="llama31_8b")[0] == "llama-3.1-8b"
+
+
+OF_UNSLOTH = """
+from dataclasses import dataclass, field
+from transformers import AutoModelForCausalLM, HfArgumentParser
+from trl import SFTConfig, SFTTrainer
+from unsloth import FastLanguageModel
+
+
+@dataclass
+class ModelArguments:
+    model_path: str = field(default="")
+    peft_method: str = field(default="lora")
+
+
+parser = HfArgumentParser((ModelArguments, SFTConfig))
+model_args, config = parser.parse_args_into_dataclasses()
+if model_args.peft_method == "lora":
+    model, tokenizer = FastLanguageModel.from_pretrained(model_name=model_args.model_path, max_seq_length=2048, load_in_4bit=False)
+    model = FastLanguageModel.get_peft_model(
+        model, r=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], lora_dropout=0
+    )
+else:
+    model = AutoModelForCausalLM.from_pretrained(model_args.model_path, torch_dtype="float32")
+trainer = SFTTrainer(model=model, train_dataset=data, args=config)
+trainer.train()
+"""
+
+
+def test_adapters_that_unsloth_makes_in_a_program_behind_a_script(tmp_path: Path) -> None:
+    written(tmp_path, OF_UNSLOTH, "sft.py")
+    words = "--per_device_train_batch_size 2 --max_length 2048 --bf16 true --peft_method lora"
+    found = read(written(tmp_path, f"python sft.py --model_path Qwen/Qwen3-8B {words}\n", "run.sh"), None, Given(num_gpus=1))
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights) == (32, "all", "bf16")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from import_files import NEMO_RL, asked_for, written
 
+from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
@@ -56,6 +57,25 @@ def test_gathered_weights_of_mixtures_have_a_word_of_their_own(tmp_path: Path) -
     assert _automodel(tmp_path, text, **answer).fields["zero"] == 2
     said = _automodel(tmp_path, "distributed: {strategy: fsdp2, ep_size: 8, moe: {reshard_after_forward: true}}")
     assert said.fields["zero"] == 3 and not asked_for(said)
+
+
+def test_managers_of_automodels_first_releases(tmp_path: Path) -> None:
+    text = "distributed: {{_target_: nemo_automodel.components.distributed.{}, tp_size: 1}}"
+    assert _automodel(tmp_path, text.format("fsdp2.FSDP2Manager")).fields["zero"] == 3
+    assert _automodel(tmp_path, text.format("ddp.DDPManager")).fields["zero"] == 0
+    for other in ("megatron_fsdp.MegatronFSDPManager", "nvfsdp.NVFSDPManager"):
+        with pytest.raises(PlannerError, match="is not modelled in AutoModel"):
+            _automodel(tmp_path, text.format(other))
+
+
+def test_automodel_computes_in_what_its_layers_are_gathered_in(tmp_path: Path) -> None:
+    policy = "distributed: {strategy: fsdp2, mp_policy: {_target_: torch.Policy, param_dtype: DTYPE, output_dtype: null}}"
+    full = AUTOMODEL.replace("pretrained_model_name", "torch_dtype: float32, pretrained_model_name")
+    for dtype, precision in (("torch.float32", "fp32"), ("bfloat16", "bf16")):
+        found = read(written(tmp_path, full + policy.replace("DTYPE", dtype)), None, Given(num_gpus=8))
+        assert found.precision == precision and not found.unread
+    with pytest.raises(PlannerError, match=r"mp_policy\.param_dtype"):
+        _automodel(tmp_path, policy.replace("DTYPE", "float32"))
 
 
 @pytest.mark.parametrize(

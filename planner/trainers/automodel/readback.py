@@ -13,14 +13,14 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import not_priced, quotient
 
 QUIET = re.compile(
     r"recipe|seed|benchmark\..*|step_scheduler\..*|dist_env\..*|rng\..*|checkpoint\..*|loss_fn\..*|(validation_)?(dataset|dataloader)s?\..*"
     r"|lr_scheduler\..*|ci\..*|wandb\..*|mlflow\..*|comet\..*|slurm\..*|skypilot\..*|tokenizer.*|optimizer\..*|packed_sequence\..*"
     r"|clip_grad_norm\..*|max_grad_norm|model\.(?!text_config|config\.num_hidden|num_hidden).*|processor.*|freeze_config\..*|moe_metrics.*"
     r"|distributed\.(pipeline\.\w+|moe\.\w+|defer_\w+|multimodal.*|dp_size|enable_async.*|patch_\w+|_target_)|peft\..*|fp8\..*"
-    r"|quantization\..*|profiling\..*|compile\..*"
+    r"|quantization\..*|profiling\..*|compile\..*|distributed\.mp_policy\.(_target_|output_dtype|cast_forward_inputs)"
 )
 SCHEDULES = {
     "1f1b": Schedule.ONE_F_ONE_B, "interleaved1f1b": Schedule.INTERLEAVED, "gpipe": Schedule.GPIPE,
@@ -51,7 +51,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     if re.search(r"[dD]iffusion|Retriev|BiEncoder|Classif|KD|Eagle|DFlash", str(given.get("recipe", ""))):
         raise PlannerError(f"{given.where('recipe')} is {shown(given.get('recipe'))}, which is no training of a language model")
     split, batches, peft = given.section("distributed"), given.section("step_scheduler"), given.section("peft")
-    strategy = str(split.get("strategy", "fsdp2"))
+    made = re.search(r"(ddp|megatron_fsdp|nvfsdp)\.\w+$", str(split.get("_target_", "")))  # of its first releases
+    strategy = str(split.get("strategy") or (made[1] if made else "fsdp2"))
     if strategy not in ("fsdp2", "ddp"):
         raise PlannerError(f"{split.where('strategy')} is {strategy}, which is not modelled in AutoModel; fsdp2 and ddp are")
     name = given.get("model.pretrained_model_name_or_path") or given.get("model.config.pretrained_model_name_or_path")
@@ -185,6 +186,10 @@ def _precision(given: Settings) -> str:
     if isinstance(inner, dict) and inner.get("te_fp8"):
         return str(given.section("model").section("backend").section("te_fp8").choice("recipe", FP8, "current"))
     masters = given.flag("optimizer.master_weights")
+    if str(given.get("distributed.mp_policy.param_dtype") or "").rpartition(".")[2] in FULL:  # what layers are gathered in
+        if _dtype(given) not in FULL:
+            raise not_priced(str(given.path), ["distributed.mp_policy.param_dtype"], ["distributed.mp_policy.param_dtype"])
+        return "fp32"
     dtype = str(given.get("peft.lora_dtype") or "").rpartition(".")[2] or _dtype(given)
     return "bf16" if masters or dtype in FULL else "bf16_true"
 
