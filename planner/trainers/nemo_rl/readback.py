@@ -112,7 +112,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
-        trainer=_trainer(core, native, adapters, lora), fields=fields, questions=asked, model=model, model_name=name,
+        trainer=_trainer(core, native, adapters, lora, model), fields=fields, questions=asked, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
@@ -262,7 +262,7 @@ def _recompute(core: Settings) -> dict[str, int]:
     return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
 
 
-def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings) -> str:
+def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings, model: ModelSpec | None) -> str:
     dropped = adapters and lora.above_zero("dropout")
     if native:
         return spell("automodel", {"compile": "off", **({"adapter_dropout": "on"} if dropped else {})})
@@ -272,6 +272,8 @@ def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings) -> st
     dispatch = backend if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
     said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
+    if model is not None and model.is_moe and "moe_router_dtype" in core.data:  # unset: that of the layers
+        said["router_dtype"] = "fp32" if str(core.get("moe_router_dtype")) in ("fp32", "fp64") else "bf16"
     low = core.section("fp8_cfg")
     if low.flag("enabled") and low.flag("fp8_param") and core.section("optimizer").flag("use_distributed_optimizer", True):
         said["fp8_param_gather"] = "on"
