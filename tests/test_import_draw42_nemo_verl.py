@@ -103,7 +103,9 @@ def test_what_nemo_rl_recomputes_over_dtensor_is_said(tmp_path: Path) -> None:
     assert "0.3" not in new and "four inputs" in new and "activation_checkpointing" not in off
 
 
-@pytest.mark.parametrize(("dtype", "option"), [("null", "router_dtype=bf16"), ("fp32", "router_dtype=fp32"), ("fp64", "router_dtype=fp32")])
+@pytest.mark.parametrize(
+    ("dtype", "option"), [("null", "router_dtype=bf16"), ("fp32", "router_dtype=fp32"), ("fp64", "router_dtype=fp32")]
+)
 def test_what_routers_of_nemo_rl_compute_in(tmp_path: Path, dtype: str, option: str) -> None:
     text = NEMO_RL.replace("Qwen3-8B", "Qwen3-30B-A3B") + f"  megatron_cfg: {{enabled: true, moe_router_dtype: {dtype}}}\n"
     found = read(written(tmp_path, text + "cluster: {gpus_per_node: 8}\n"))
