@@ -92,6 +92,8 @@ def test_adapters_of_automodel_are_in_the_dtype_of_their_layers(
     text += f"peft: {{_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 8{own}}}\n"
     found = read(written(tmp_path, text), None, Given(num_gpus=8))
     assert (found.precision, found.frozen_weights) == kept
+    every = read(written(tmp_path, text.replace("match_all_linear: true", "target_modules: '*_proj'")), None, Given(num_gpus=8))
+    assert every.lora_targets == "all" and "adapters on" not in " ".join(every.notes)
 
 
 def test_what_nemo_rl_recomputes_over_dtensor_is_said(tmp_path: Path) -> None:

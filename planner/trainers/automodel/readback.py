@@ -165,7 +165,7 @@ def _targets(peft: Settings) -> str:
 def _beside(peft: Settings) -> tuple[str, ...]:
     named = peft.get("target_modules")
     words = [str(one).removeprefix("*").removeprefix(".") for one in (named if isinstance(named, list) else [named])]
-    plain = named and not peft.flag("match_all_linear") and "" not in words
+    plain = named and not peft.flag("match_all_linear") and not {"", "_proj"} & set(words)  # * and *_proj are all
     return layers_beside(words, _targets(peft)) if plain else ()
 
 
