@@ -75,9 +75,11 @@ def test_the_precision_of_the_launcher_counts_where_the_arguments_are_false(
 def test_what_accelerate_compiles_and_what_it_does_not_train(tmp_path: Path) -> None:
     assert "compile=on" in launched(tmp_path, "FSDP", "--dynamo_backend inductor").trainer
     assert "compile=on" in launched(tmp_path, "FSDP", dynamo_config={"dynamo_backend": "INDUCTOR"}).trainer
-    for options, more in (("--cpu", {}), ("", {"use_cpu": True})):
+    for kind, options, more in (("FSDP", "--cpu", {}), ("NO", "", {"use_cpu": True})):
         with pytest.raises(PlannerError, match="it trains on CPUs"):
-            launched(tmp_path, "FSDP", options, **more)
+            launched(tmp_path, kind, options, **more)
+    for kind in ("FSDP", "MULTI_GPU"):  # whose launchers set no ACCELERATE_USE_CPU  [accelerate, utils/launch.py]
+        assert any("use_cpu of acc.yaml does nothing" in one for one in launched(tmp_path, kind, use_cpu=True).notes)
     unwrapped = {"fsdp_config": {"fsdp_auto_wrap_policy": "NO_WRAP"}}
     assert any("auto_wrap_policy" in one for one in launched(tmp_path, "FSDP", **unwrapped).notes)
     idle = launched(tmp_path, "FSDP", deepspeed_config={"offload_optimizer_device": "cpu"})

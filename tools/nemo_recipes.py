@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 KEPT = (*DECISIVE, "peft.dropout", "nodes", "devices")
 USUAL = {
     **{f"model.{one}_parallel_size": 1 for one in (
-        "tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor", "virtual_pipeline_model")},
+        "tensor_model", "pipeline_model", "context", "expert_model", "virtual_pipeline_model")},
     "model.sequence_parallel": False, "ddp.grad_reduce_in_fp32": True, "mixed_precision": "bf16", "optimizer.optimizer": "adam",
     "ddp.use_distributed_optimizer": True, "ddp.data_parallel_sharding_strategy": "optim_grads_params", "devices": 8, "nodes": 1,
     "optimizer.use_precision_aware_optimizer": False, "comm_overlap.tp_comm_overlap": False,

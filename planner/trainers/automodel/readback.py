@@ -9,18 +9,18 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer, quantised
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import not_priced, quotient
 
 QUIET = re.compile(
     r"recipe|seed|benchmark\..*|step_scheduler\..*|dist_env\..*|rng\..*|checkpoint\..*|loss_fn\..*|(validation_)?(dataset|dataloader)s?\..*"
     r"|lr_scheduler\..*|ci\..*|wandb\..*|mlflow\..*|comet\..*|slurm\..*|skypilot\..*|tokenizer.*|optimizer\..*|packed_sequence\..*"
     r"|clip_grad_norm\..*|max_grad_norm|model\.(?!text_config|config\.num_hidden|num_hidden).*|processor.*|freeze_config\..*|moe_metrics.*"
     r"|distributed\.(pipeline\.\w+|moe\.\w+|defer_\w+|multimodal.*|dp_size|enable_async.*|patch_\w+|_target_)|peft\..*|fp8\..*"
-    r"|quantization\..*|profiling\..*|compile\..*"
+    r"|quantization\..*|profiling\..*|compile\..*|distributed\.mp_policy\.(_target_|output_dtype|cast_forward_inputs)"
 )
 SCHEDULES = {
     "1f1b": Schedule.ONE_F_ONE_B, "interleaved1f1b": Schedule.INTERLEAVED, "gpipe": Schedule.GPIPE,
@@ -30,6 +30,15 @@ FP8 = {
     "tensorwise": "fp8", "current": "fp8", "rowwise": "fp8_row", "rowwise_with_gw_hp": "fp8_row", "block": "fp8_block",
     "mxfp8": "mxfp8",
 }  # fmt: skip
+
+
+BY_PARTS = (
+    "attention, MLP and norms of a layer are recomputed each by itself, so four inputs of a layer are kept and the plan has one: "
+    "6 bytes more for each token, layer and hidden unit"
+)
+"""What activation checkpointing means in dense models.  [components/distributed/activation_checkpointing.py, parallelizer.py]"""
+LEAN = re.compile(r"(FusedLinear|Chunked)C(ross)?E\w*")
+"""Losses that do not hold the logits of all tokens in fp32.  [components/loss]"""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -42,13 +51,18 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     if re.search(r"[dD]iffusion|Retriev|BiEncoder|Classif|KD|Eagle|DFlash", str(given.get("recipe", ""))):
         raise PlannerError(f"{given.where('recipe')} is {shown(given.get('recipe'))}, which is no training of a language model")
     split, batches, peft = given.section("distributed"), given.section("step_scheduler"), given.section("peft")
-    strategy = str(split.get("strategy", "fsdp2"))
+    made = re.search(r"(ddp|megatron_fsdp|nvfsdp)\.\w+$", str(split.get("_target_", "")))  # of its first releases
+    strategy = str(split.get("strategy") or (made[1] if made else "fsdp2"))
     if strategy not in ("fsdp2", "ddp"):
         raise PlannerError(f"{split.where('strategy')} is {strategy}, which is not modelled in AutoModel; fsdp2 and ddp are")
     name = given.get("model.pretrained_model_name_or_path") or given.get("model.config.pretrained_model_name_or_path")
     name = name or (given.get("model.config") if isinstance(given.get("model.config"), str) else None)
     model, notes = named_model(str(name), given.path) if name else (None, ())
     fields = _degrees(split, model, strategy)
+    if fields["recompute"] == Recompute.FULL and fields["ep"] == 1:
+        notes += (f"activation_checkpointing: {BY_PARTS}, unless a release of 2026 wraps whole layers of transformers",)
+    if lean := LEAN.search(str(given.get("loss_fn._target_") or given.get("loss_fn.name") or "")):
+        notes += (f"loss_fn {lean[0]}: the logits of all tokens, which it does not write, are in the plan",)
     batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
     if fields["pp"] > 1:
         micro = split.size("pipeline.pp_microbatch_size")
@@ -62,7 +76,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     adapters = given.get("peft") is not None
     return Reading(
         trainer=_trainer(given), fields=fields, model=model, model_name=str(name or ""), num_gpus=gpus, global_batch_size=batch,
-        sequence_length=_length(given), precision=_precision(given, adapters), optimizer=_optimizer(given),
+        sequence_length=_length(given), precision=_precision(given), optimizer=_optimizer(given),
         lora_rank=peft.size("dim", 8) if adapters else 0,
         lora_targets=_targets(peft) if adapters else "all",
         frozen_weights=_frozen(given) if adapters else None,
@@ -74,7 +88,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
 def _frozen(given: Settings) -> str:
     bits = given.section("quantization")
     four, eight = bits.flag("load_in_4bit"), bits.flag("load_in_8bit")
-    return quantised(4 if four else 8, bits.flag("bnb_4bit_use_double_quant")) if four or eight else "bf16"
+    whole = "fp32" if _dtype(given) in FULL else "bf16"
+    return quantised(4 if four else 8, bits.flag("bnb_4bit_use_double_quant")) if four or eight else whole
 
 
 def _size(part: Settings, name: str) -> int:
@@ -92,6 +107,12 @@ def _degrees(split: Settings, model: ModelSpec | None, strategy: str) -> dict[st
             "distributed.activation_checkpointing=true or =false"
         )
     keep = split.get("moe.reshard_after_forward" if ep > 1 else "reshard_after_forward")
+    if ep > 1 and keep is None and split.get("reshard_after_forward") is not None:  # of dense models alone; people mix them up
+        name, about = f"{split.place}moe.reshard_after_forward", "distributed.reshard_after_forward is not that of mixtures"
+        keep = split.said.setting(name) if split.said is not None else None
+        if keep is None:
+            split.ask(Question(name=name, about=about, choices=("true", "false")))
+        keep = keep == "true"
     # Layers are kept gathered in a pipeline, and in mixtures with expert parallelism unless the section moe says otherwise.
     gathered = not keep if keep is not None else pp > 1 or ep > 1
     fields = {
@@ -125,8 +146,8 @@ def _trainer(given: Settings) -> str:
     dispatcher = str(given.get("model.backend.dispatcher", ""))
     if dispatcher in ("deepep", "hybridep"):
         options["expert_dispatch"] = dispatcher
-    if given.flag("compile.enabled"):
-        options["compile"] = "on"
+    compiled = given.flag("compile.enabled") or given.flag("distributed.enable_compile")
+    options["compile"] = "on" if compiled else "off"  # [components/utils/compile_utils.py: CompileConfig.enabled]
     if given.above_zero("peft.dropout", 0.0):
         options["adapter_dropout"] = "on"
     from planner.trainer import load_trainer
@@ -144,20 +165,33 @@ def _targets(peft: Settings) -> str:
 def _beside(peft: Settings) -> tuple[str, ...]:
     named = peft.get("target_modules")
     words = [str(one).removeprefix("*").removeprefix(".") for one in (named if isinstance(named, list) else [named])]
-    plain = named and not peft.flag("match_all_linear") and "" not in words
+    plain = named and not peft.flag("match_all_linear") and not {"", "_proj"} & set(words)  # * and *_proj are all
     return layers_beside(words, _targets(peft)) if plain else ()
 
 
-def _precision(given: Settings, adapters: bool) -> str:
-    """Weights are loaded, sharded and updated in the dtype that the model names, bf16 where it names none."""
+FULL = ("float32", "fp32")
+
+
+def _dtype(given: Settings) -> str:
+    """What the model is loaded in, bf16 where it names nothing."""
+    return str(given.get("model.torch_dtype") or given.get("model.config.torch_dtype") or "bf16").rpartition(".")[2]
+
+
+def _precision(given: Settings) -> str:
+    """Weights are loaded, sharded and updated in the dtype that the model names, bf16 where it names none, and adapters with them.
+    [_peft/lora.py: lora_dtype]"""
     if given.flag("fp8.enabled"):
         return str(given.section("fp8").choice("recipe_name", FP8, "tensorwise"))
     inner = given.section("model").data.get("backend")
     if isinstance(inner, dict) and inner.get("te_fp8"):
         return str(given.section("model").section("backend").section("te_fp8").choice("recipe", FP8, "current"))
-    dtype = str(given.get("model.torch_dtype") or given.get("model.config.torch_dtype") or "bf16").rpartition(".")[2]
     masters = given.flag("optimizer.master_weights")
-    return "bf16" if adapters or masters or dtype in ("float32", "fp32") else "bf16_true"
+    if str(given.get("distributed.mp_policy.param_dtype") or "").rpartition(".")[2] in FULL:  # what layers are gathered in
+        if _dtype(given) not in FULL:
+            raise not_priced(str(given.path), ["distributed.mp_policy.param_dtype"], ["distributed.mp_policy.param_dtype"])
+        return "fp32"
+    dtype = str(given.get("peft.lora_dtype") or "").rpartition(".")[2] or _dtype(given)
+    return "bf16" if masters or dtype in FULL else "bf16_true"
 
 
 def _optimizer(given: Settings) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file: {why}")
-    fields = _layout(given, said.spec() or model)
+    fields = _layout(given, said.spec() or model, trainer)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
     fields["micro_batch_size"] = micro
     split = fields["tp"] * fields["cp"] * fields["pp"]
@@ -156,8 +157,24 @@ def _targets(given: Settings) -> str:
     return adapter_targets(named) if named else "all"
 
 
-def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
+EXPERTS_CUT = "model.expert_tensor_parallel_size"
+
+
+def _experts_cut(given: Settings, model: ModelSpec | None, held: Mapping[str, int], trainer: str) -> int:
+    """Tensor parallelism of experts. Where nothing sets it, it is tp in Megatron Core, and Megatron-Bridge has changed its mind.
+    [model_parallel_config.py, __post_init__; Megatron-Bridge 0.6, models/transformer_config.py]"""
+    tp, ep = held["tp"], held["ep"]
+    if given.data.get(EXPERTS_CUT, 1) is not None or not (ep > 1 if model is None else model.is_moe):
+        return held["etp"]
+    if trainer != "nemo" and tp > 1 and ep > 1:
+        about = "unset: tp until Megatron-Bridge 0.5, 1 since 0.6"
+        given.ask(Question(name=EXPERTS_CUT, about=about, choices=(str(tp), "1")))
+    return tp
+
+
+def _layout(given: Settings, model: ModelSpec | None, trainer: str) -> dict[str, int]:
     held = degrees(given, "model.")
+    held["etp"] = _experts_cut(given, model, held, trainer)
     if held["pp"] == 1:  # a recipe keeps its virtual stages when its pipeline is taken away
         held |= {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}
     elif (chunks := _chunks(given)) and len(chunks) % held["pp"] == 0:  # the layout says how many virtual stages there are

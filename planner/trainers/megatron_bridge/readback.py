@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model_names import preset_of
 from planner.trainers.megatron_bridge import performance, recipe_releases, saved
-from planner.trainers.megatron_bridge.of_settings import parse, require_no_fsdp
+from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse, require_no_fsdp
 from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
@@ -71,7 +71,7 @@ def _of_command(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]])
         ).started(found.settings, _of_one_length(words)))  # fmt: skip
         known = with_modules_beside(file, tree, known)
         program = Program(file, said, known_to(tree, _with_one_like_it(path, tree, said, known)), _merged)
-        settings = program.started(found.settings, _of_one_length(words))
+        settings = _unset(program, known) | program.started(found.settings, _of_one_length(words))
         notes = (*found.notes, f"{file.name} is followed under the options of its command", *program.notes(), *(older or PUBLISHED))
         return parse(path, said, settings, gpus, notes=notes)
     if performance.is_launcher(found):
@@ -202,10 +202,16 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
         names = {*program.names_used()}
         if not names & {*TRAINS} and not any(one in known for one in names):
             raise PlannerError(f"{path}: it starts no training (pretrain, finetune) and takes none of the recipes")
-        return program.started({}, {}), (*program.notes(), *(older or PUBLISHED * bool(imported(tree))))
+        settings = _unset(program, known) | program.started({}, {})
+        return settings, (*program.notes(), *(older or PUBLISHED * bool(imported(tree))))
     known, older = recipe_releases.chosen(said, (path,), lambda _, started: settings_of(
         tree, asked or recipes[0], with_modules_beside(path, tree, started)))  # fmt: skip
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), older
+
+
+def _unset(program: Program, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program leaves to its provider where it takes no recipe, which would say it."""
+    return {} if any(one in known for one in program.names_used()) else {EXPERTS_CUT: None}
 
 
 def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> Any:

@@ -9,15 +9,17 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron_bridge import recipe_releases
-from planner.trainers.megatron_bridge.of_settings import parse
+from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse
 from planner.trainers.megatron_bridge.recipe_releases import Known
 from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.nemo.releases import NEMO
+from planner.trainers.reading.branches import taken_branches
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.programs import own_programs, program_file
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -79,6 +81,7 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
     settings.setdefault("model.hf", "")
+    settings.setdefault(EXPERTS_CUT, None)
     if settings.get("dataset.seq_length") is not None:  # what a sample holds, whatever the model could take
         settings.pop("model.seq_length", None)
     return parse(path, said, settings, gpus, "nemo", notes)
@@ -109,8 +112,22 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
 # ------------------------------------------------------------------------------------------------------------- Python
 
 
-def _of_script(path: Path, said: Given, known: Known) -> Found:
-    script = Script(path, said)
+class _Script(Script):
+    """A script without the branches that its options do not take."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        return taken_branches(tree, self.said, self.defaults)
+
+
+class _WithModules(_Script):
+    """The same with what it imports from files beside it."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        return super().whole(with_modules(tree, self.path))
+
+
+def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> Found:
+    script = _WithModules(path, said) if modules else _Script(path, said)
     if script.calls("HFAutoModelForCausalLM"):
         raise PlannerError(f"{path}: HFAutoModelForCausalLM trains over FSDP, which is NeMo AutoModel's; import its YAML")
     own = [name for name in STARTS if name in script.functions]
@@ -137,6 +154,8 @@ def _of_script(path: Path, said: Given, known: Known) -> Found:
         script.only = ("pretrain_recipe", "trainer", "model", "")
         notes.append("pretrain_recipe is read, without what performance_mode changes")
     found |= _built(script, bool(starts))
+    if not found and not modules:
+        return _of_script(path, said, known, modules=True)
     if not found:
         raise PlannerError(f"{path}: no recipe of NeMo 2 is started here, and no MegatronStrategy or data module is built")
     model = next((preset for one in script.names_used() if (preset := preset_of_class(one)) is not None), None)
@@ -160,6 +179,13 @@ def _of_script(path: Path, said: Given, known: Known) -> Found:
 def _module_of(script: Script, call: ast.Call) -> str:
     """The recipe that is started: llama3_8b of llm.llama3_8b.pretrain_recipe(), or of the import of the function."""
     owner = getattr(call.func, "value", None)
+    if isinstance(owner, ast.Name):  # recipe = llm.llama3_8b
+        made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == owner.id]
+        named = list(dict.fromkeys(one.value.attr for one in made if isinstance(one.value, ast.Attribute)))
+        asked = script.said.setting("recipe") if len(named) > 1 else None
+        if len(named) > 1 and asked not in named:
+            ask(str(script.path), [Question(name="recipe", about="its program chooses one", choices=tuple(named))])
+        return asked or (named[0] if named else owner.id)
     if owner is not None:
         return str(getattr(owner, "attr", getattr(owner, "id", "")))
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):

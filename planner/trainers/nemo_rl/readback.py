@@ -8,6 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
+from planner.trainers.automodel.readback import BY_PARTS
 from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
@@ -106,11 +107,12 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
     model, asked = _other_sizes(policy, core, native, model)
+    notes += _by_parts(policy.section("dtensor_cfg")) if native else ()
     notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
-        trainer=_trainer(core, native, adapters, lora), fields=fields, questions=asked, model=model, model_name=name,
+        trainer=_trainer(core, native, adapters, lora, model), fields=fields, questions=asked, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
@@ -155,6 +157,15 @@ def _not_as_planned(core: Settings, native: bool) -> tuple[str, ...]:
         raise not_priced(str(core.path), names, names)
     lean = [one for one in ("use_linear_ce_fusion_loss", "use_fused_linear_logprobs") if core.flag(one)]
     return (f"{lean[0]}: the logits of all tokens, which it does not write, are in the plan",) if lean else ()
+
+
+def _by_parts(part: Settings) -> tuple[str, ...]:
+    """A note on what its workers over DTensor recompute.  [nemo_rl/models/dtensor/parallelize.py, since 0.4 norms and attention]"""
+    if not part.flag("activation_checkpointing"):
+        return ()
+    first = "up to NeMo-RL 0.3 the MLP of a layer alone is recomputed, and all that attention keeps stays; since then "
+    first = "" if part.flag("_v2") else first
+    return (f"dtensor_cfg.activation_checkpointing: {first}{BY_PARTS}",)
 
 
 def _of_both(policy: Settings, core: Settings, native: bool, adapters: bool) -> tuple[str, ...]:
@@ -251,7 +262,7 @@ def _recompute(core: Settings) -> dict[str, int]:
     return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
 
 
-def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings) -> str:
+def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings, model: ModelSpec | None) -> str:
     dropped = adapters and lora.above_zero("dropout")
     if native:
         return spell("automodel", {"compile": "off", **({"adapter_dropout": "on"} if dropped else {})})
@@ -261,6 +272,8 @@ def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings) -> st
     dispatch = backend if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
     said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
+    if model is not None and model.is_moe and "moe_router_dtype" in core.data:  # unset: that of the layers
+        said["router_dtype"] = "fp32" if str(core.get("moe_router_dtype")) in ("fp32", "fp64") else "bf16"
     low = core.section("fp8_cfg")
     if low.flag("enabled") and low.flag("fp8_param") and core.section("optimizer").flag("use_distributed_optimizer", True):
         said["fp8_param_gather"] = "on"

@@ -41,7 +41,8 @@ def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None
     given.get("distributed_type")
     precision = str(given.get("mixed_precision", "no")).lower()
     processes, machines = given.number("num_processes", least=-1) or 0, given.size("num_machines")
-    if given.flag("use_cpu"):
+    unheard = given.flag("use_cpu") and kind in (*OF_A_KIND.values(), "MULTI_GPU")
+    if given.flag("cpu") or (given.flag("use_cpu") and not unheard):
         raise OtherMachineError(f"{given.where('use_cpu')}: it trains on CPUs, which no plan is for")
     ids = str(given.get("gpu_ids", "all"))
     if processes < 1 and re.fullmatch(r"\d+(\s*,\s*\d+)*", ids):
@@ -63,7 +64,8 @@ def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None
         found, num_gpus=gpus, gpus_per_node=gpus // machines if gpus and machines else None, fields=fields,
         precision=found.precision or precision, unread=(*found.unread, *unread), compiled=backend.lower() != "no",
         notes=(*found.notes, *([UNWRAPPED] if kind == "FSDP" and _unwrapped(given) else []),
-               *(f"{one} of {path.name} does nothing: distributed_type is {kind}" for one in idle)),
+               *(f"{one} of {path.name} does nothing: distributed_type is {kind}" for one in idle),
+               *([f"use_cpu of {path.name} does nothing: the launcher of {kind} does not hand it on"] if unheard else [])),
     )  # fmt: skip
 
 

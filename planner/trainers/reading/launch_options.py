@@ -33,4 +33,4 @@ def overlaid(data: Mapping[str, Any], options: Mapping[str, list[str]]) -> dict[
     kind = next((kind for name, kind in KINDS.items() if name in options), None)
     if kind is not None:
         found["distributed_type"] = kind
-    return {**found, "use_cpu": True} if "cpu" in options else found
+    return {**found, "cpu": True} if "cpu" in options else found

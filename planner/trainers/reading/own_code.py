@@ -30,6 +30,7 @@ from planner.trainers.reading.training_scripts import (
     CONFIGS,
     FOREIGN,
     TRAINERS,
+    UNSLOTH,
     adapters,
     loaded_by_trainer,
     loads_model,
@@ -175,6 +176,11 @@ def _followed(file: Path | None, options: Mapping[str, Any], gpus: int | None) -
         return None
 
 
+def of_unsloth(call: ast.Call) -> bool:
+    """Whether a function of unsloth's classes is called."""
+    return last_name(getattr(call.func, "value", call)) in UNSLOTH
+
+
 def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str, Any]:
     """Arguments that a program gives the libraries itself, as command lines name them; empty where it does not say.
     ``decided``: the command says whether adapters are trained; ``by_rank``: it says their rank alone."""
@@ -190,7 +196,7 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     loads = [one for one in loads if not program.behind(one, trains)] or loads  # one that is loaded then is merged, say
     sure = [one for one in loads if program.runs(one)]
     if len(sure) == 1 or len(loads) == 1:
-        found |= model_arguments(program, sure or loads, False, [])
+        found |= model_arguments(program, sure or loads, of_unsloth((sure or loads)[0]), [])
     elif not loads:
         found |= loaded_by_trainer(program)
     if _checkpoints(program):
@@ -226,14 +232,16 @@ def _require_language_model(program: Program) -> None:
 
 def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, Any]:
     """Adapters that a program makes or loads; a question where its conditions are not known and the command says nothing."""
-    made = program.calls("LoraConfig")
+    lean = [one for one in program.calls("get_peft_model") if of_unsloth(one)]
+    lean = [one for one in lean if program.runs(one)] or ([] if program.calls("LoraConfig") else lean)
+    made = lean or program.calls("LoraConfig")
     loaded = [] if program.calls(*MERGES) else [
         one for one in program.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"
     ]  # fmt: skip
     if not (made or loaded):
         return {}
     sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
-    found = adapters(program, False, sure or made) if (sure or made) and (sure or made)[0] in made else {}
+    found = adapters(program, bool(lean), [] if lean else sure or made) if (sure or made) and (sure or made)[0] in made else {}
     known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
     if decided and not (by_rank and sure):
         return known

@@ -10,5 +10,6 @@ NO_WORD = ("bf16_true", "paged_adam", "paged_adam_8bit", "adafactor", "lion", "m
 READ_FIRST = True
 FORM = (
     "sh bash slurm sbatch txt yaml yml",
-    r"\bverl\.trainer\.|\bfsdp_sft_trainer\b|^actor_rollout_ref\s*:|actor_rollout_ref\.|^  partial_pretrain\s*:",
+    r"\bverl\.trainer\.|\bfsdp_sft_trainer\b|^actor_rollout_ref\s*:|actor_rollout_ref\.|^  partial_pretrain\s*:"
+    r"|\bmodel\.partial_pretrain=",
 )

@@ -1,5 +1,6 @@
 """verl: the actor's update in the Hydra overrides of a script; generation and the critic are not in the plan."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +18,10 @@ from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, file_settings, parsed
+from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
 from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, require_adam, require_priced
+from planner.trainers.verl.usual import is_sft, usual
 
 PROGRAM = (
     r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer|[\w.]+\.fsdp_sft_trainer"
@@ -41,19 +43,6 @@ OWN_TERM = re.compile(r"(\w+\.)*\w*(regulari[sz]|distill|teacher)\w*\.(enabled?|
 """Switches of sections that a fork's SFT trainer adds to the loss, which keep a second model."""
 GROUPS = ("engine", "model", "optim")
 """Files of hydra that a word without a dot chooses: engine=fsdp."""
-USUAL = (
-    *(f"actor_rollout_ref.actor.megatron.{one}" for one in
-      ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")),
-    *(f"actor_rollout_ref.{one}" for one in
-      ("model.enable_gradient_checkpointing", "actor.ppo_mini_batch_size", "actor.ulysses_sequence_parallel_size", "rollout.n")),
-    "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
-)  # fmt: skip
-"""Keys whose defaults are taken from the configuration of the verl around a script."""
-USUAL_SFT = (
-    "model.enable_gradient_checkpointing", "model.lora_rank", "data.train_batch_size", "data.max_length",
-    "data.micro_batch_size_per_gpu", "data.micro_batch_size", "ulysses_sequence_parallel_size",
-)
-"""Those of its SFT trainer."""
 WAITS = "weights and optimizer states that wait on the host between steps are on the GPU in the update"
 COMPUTED = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 """engine.dtype -> precision.  [verl, workers/config/engine.py]"""
@@ -83,14 +72,15 @@ def read(path: Path, said: Given) -> Reading:
             found = launched(path, said, r"[^\s=]+\.py", r"(?s)[+~]*\w+(\.\w+)+=.*", modules=True)
         except PlannerError:  # behind options of its own
             found = launched(path, said, r"[^\s=]*train\w*\.py")
-        if not any(one.startswith("actor_rollout_ref.") for one in found.words):
+        if not any(one.startswith("actor_rollout_ref.") for one in found.words) and not is_sft(found):
             raise
         if (step := ANOTHER.search(re.split(r"[./]", found.program.removesuffix(".py"))[-1])) is not None:
             what = f"{shown(found.program)} is no program of verl, and its step is {step[0]} by its name"
             raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
     pairs = [one.lstrip("+~").partition("=") for one in found.words if "=" in one]
     words = {key: parsed(value) for key, _, value in pairs if key not in GROUPS}
-    given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
+    known, notes = usual(path, found)
+    given = Settings(path, resolved(said.filled(override(known, words))), said=said)
     if given.section("worker").data:
         raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
     named = found.settings.get("config_name")
@@ -101,28 +91,10 @@ def read(path: Path, said: Given) -> Reading:
     if given.flag("trainer.val_only"):
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
-        return _sft(given, found, said.num_gpus)
+        reading = _sft(given, found, said.num_gpus)
+        return dataclasses.replace(reading, notes=(*reading.notes, *notes))
     megatron = "megatron" in str(found.settings.get("config_name", ""))
     return _actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None)
-
-
-def _usual(path: Path, found: Launch) -> dict[str, Any]:
-    """Defaults of the verl that lies around the script, which differ between versions: tp 4 and no recompute in those of 2024."""
-    tuned = "sft_trainer" in found.program
-    usual = "ppo_trainer" if not tuned else "sft_trainer" if "fsdp_sft_trainer" in found.program else "sft_trainer_engine"
-    named = str(found.settings.get("config_name") or usual).removesuffix(".yaml")
-    package = found.program.partition(".")[0] if tuned and re.fullmatch(r"\w+(\.\w+)+", found.program) else "verl"
-    files = [one / package / "trainer" / "config" / f"{named}.yaml" for one in path.resolve().parents[:8]]
-    file = next((one for one in files if one.is_file()), None) if re.fullmatch(r"[\w-]{1,80}", named) else None
-    known: dict[str, Any] = {}
-    data = file_settings(file, "a configuration of verl") if file and tuned == ("sft" in found.program) else {}
-    for place in USUAL_SFT if tuned else USUAL:
-        inner: Any = data
-        for key in place.split("."):
-            inner = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(inner, bool | int):
-            known = override(known, {place: inner})
-    return known
 
 
 def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bool = False) -> Reading:
@@ -271,7 +243,8 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
 def _trainer(part: Settings, model: Settings, megatron: bool) -> str:
     if not megatron:
         own = model.section("override_config")
-        lean = model.flag("use_fused_kernels") or model.flag("use_liger")
+        lean = model.flag("use_fused_kernels")
+        model.flag("use_liger")  # norms, rotary embedding and SwiGLU: without labels its loss does not run, and logits are written
         return spell("verl", {**({"loss": "fused_linear"} if lean else {}), "attention_kernel": kernel(own)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
@@ -321,7 +294,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     return Reading(
         trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
-        precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
+        precision="bf16_true" if half and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=targets,
         frozen_weights=("bf16" if half else "fp32") if rank else None,
         notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *beside),

@@ -39,7 +39,7 @@ from planner.trainers.reading.shell.starting import (
     without_env,
     without_places,
 )  # fmt: skip
-from planner.trainers.reading.shell.text import CLOSE, cleaned, gap, is_open, quoted_words, roots
+from planner.trainers.reading.shell.text import CLOSE, cleaned, gap, is_open, quoted_words, roots, started_inside
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.shell.written import of_arms, record
 from planner.trainers.reading.values import read_text
@@ -259,6 +259,7 @@ class _Follower:
     def simple(self, node: Simple) -> None:
         for name, subscript, added, raw in node.assignments:
             self.assign(name, subscript, added, raw)
+            self.nested(started_inside(raw))
         given, words = without_env([one for raw in node.words for one in expanded(raw, self.variables)])
         for name, value in given.items():
             self.variables.put(name, value)

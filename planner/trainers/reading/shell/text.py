@@ -100,3 +100,14 @@ def options(words: Iterable[Word]) -> Iterator[tuple[str, list[str], tuple[str, 
             values.append(word.text)
     if name:
         yield name, values, under
+
+
+_STARTED = re.compile(r"(?s)\"?\$\((\s*(?:srun|torchrun|accelerate|deepspeed|python3?)\s.*\.py\s.*\s--\w.*)\)\"?")
+_LONGEST = 8000
+"""Characters of a text in which a program is looked for."""
+
+
+def started_inside(raw: str | list[str]) -> str:
+    """The program with options whose output a variable takes, which runs all the same: id=$(srun python train.py --tp 2 | tail)."""
+    found = _STARTED.fullmatch(raw) if isinstance(raw, str) and len(raw) < _LONGEST else None
+    return found[1] if found else ""
