@@ -195,6 +195,8 @@ class _Module:
             found.setdefault("parallelism", {})["enable_async_tensor_parallel"] = ast.unparse(value) == "True"
         elif re.fullmatch(r"\w+\.(loss|optimizer)", target):
             parts_of(self.path, {target.rpartition(".")[2]: value}, found)
+        elif re.fullmatch(r"\w+\.debug\.moe_force_load_balance", target):
+            found["other"]["balanced"] = ast.unparse(value)
         elif re.fullmatch(r"\w+\.optimizer\.name", target) and isinstance(value, ast.Constant):
             found["other"]["optimizer"] = str(value.value)
         elif re.fullmatch(r"\w+\.compile(\.enable)?", target):

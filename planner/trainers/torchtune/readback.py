@@ -15,7 +15,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
-from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
+from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.values import quotient, read_text
 from planner.trainers.torchtune import own_settings as own
 from planner.trainers.torchtune.builders import model_of
@@ -70,7 +70,7 @@ def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
 def _configuration(path: Path, name: str) -> dict[str, Any]:
     """A file that a command names, or a published one. Raises PlannerError."""
     own = f"recipes/configs/{name.removesuffix('.yaml')}.yaml"  # of a checkout, which may differ from the published one
-    if (file := beside(path, name) or beside(path, own)) is not None:
+    if (file := beside(path, rooted(name)) or beside(path, own)) is not None:
         return file_settings(file, "a recipe of torchtune")
     known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
     if name.removesuffix(".yaml") not in known:
