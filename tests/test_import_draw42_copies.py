@@ -136,6 +136,38 @@ def test_room_that_hybridep_makes(tmp_path: Path, on: str, factor: str, backend:
     assert any("times the tokens" in one for one in found.notes) == (imbalance is not None)
 
 
+PLAIN = """
+[model]
+name = "llama3"
+flavor = "8B"
+{converters}
+[training]
+local_batch_size = 4
+seq_len = 2048
+[parallelism]
+data_parallel_replicate_degree = {replicate}
+data_parallel_shard_degree = {shard}
+tensor_parallel_degree = {tp}
+pipeline_parallel_degree = {pp}
+context_parallel_degree = {cp}
+"""
+ALONE = {"converters": "", "replicate": 1, "shard": 1, "tp": 1, "pp": 1, "cp": 1}
+
+
+@pytest.mark.parametrize(("degrees", "precision", "note"), [
+    ({"tp": 8}, "fp32", "mixed precision off"), ({"pp": 4}, "fp32", "mixed precision off"), ({}, "bf16", "autocast keeps"),
+    ({"replicate": 4}, "bf16", "autocast keeps"), ({"tp": 8, "shard": 2}, "bf16", ""), ({"tp": 4, "cp": 2}, "bf16", ""),
+    ({"tp": 8, "converters": 'converters = ["float8"]'}, "fp8", "not in 8 bits is in float32"),
+])  # fmt: skip
+def test_torchtitan_without_shards_computes_as_autocast_does(
+    tmp_path: Path, degrees: dict[str, object], precision: str, note: str
+) -> None:
+    found = read(written(tmp_path, PLAIN.format(**{**ALONE, **degrees}), "a.toml"), None, Given())
+    assert found.precision == precision
+    assert [one for one in found.notes if "autocast" in one or "float32" in one or "mixed" in one] == [
+        one for one in found.notes if note and note in one] and bool(found.notes) == bool(note)  # fmt: skip
+
+
 COMMAND = """#!/bin/bash
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node={tasks}
@@ -170,6 +202,15 @@ def test_a_recipe_of_torchtune_under_a_folder_that_a_script_finds(tmp_path: Path
                    'tune run --nproc_per_node 8 full_finetune_distributed --config "$CONFIG"\n', "scripts/run.sh")  # fmt: skip
     found = read(file)
     assert (found.num_gpus, found.fields["micro_batch_size"], found.sequence_length) == (8, 2, 2048)
+
+
+@pytest.mark.parametrize(("word", "recompute"), [("true", Recompute.FULL), ("false", Recompute.NONE)])
+def test_layers_of_a_builder_that_repeat_their_activations(tmp_path: Path, word: str, recompute: Recompute) -> None:
+    text = (f"model: {{_component_: torchtune.models.own9.own9_8b, activation_checkpointing: {word}}}\nbatch_size: 2\ndtype: bf16\n"
+            "tokenizer: {max_seq_len: 2048}\noptimizer: {_component_: torch.optim.AdamW}\nenable_activation_checkpointing: false\n"
+            "checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /m}\n")  # fmt: skip
+    found = read(written(tmp_path, text, "own.yaml"), "torchtune", Given(num_gpus=1, model="qwen3-8b"))
+    assert (found.fields["recompute"], found.unread) == (int(recompute), ())
 
 
 OLMO = """

@@ -98,7 +98,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     quiet = (*QUIET, "hybridep") if is_room(parallel.get("hybridep")) else QUIET
     unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *quiet), f"{name}.")]
     _require_language_model(path, unread)
-    in_chunks = [one for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)]
+    in_chunks = [NO_CHUNKS for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)][:1]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
     if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training)]:
         raise not_priced(str(path), wrong, wrong)
@@ -135,6 +135,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         )
     whole = _replicas(path, other, (replicate, dp // replicate), (tp, cp, pp))
     level = 0 if whole else 3 if kept == "always" else 2
+    precision, cast = _cast(_precision(path, training, other), other, (tp * pp, cp * ep, dp), replicate)
     fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp and not whole else 0, "micro_batch_size": micro,
@@ -146,9 +147,9 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     return Reading(
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
-        precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
+        precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads,
-        notes=(*other.get("notes", ()), *passed, *room, *notes_of(parallel, training, other, spec), *[NO_CHUNKS] * bool(in_chunks)),
+        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *in_chunks),
     )  # fmt: skip
 
 
@@ -291,6 +292,21 @@ def _precision(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]
         what = f"training.mixed_precision_param is {shown(training['mixed_precision_param'])}"
         raise PlannerError(f"{path}: {what}; torchtitan knows float32 and bfloat16")
     return low or ("fp32" if training["mixed_precision_param"] == "float32" else "bf16")
+
+
+def _cast(
+    precision: str, other: Mapping[str, Any], degrees: tuple[int, int, int], replicate: int
+) -> tuple[str, tuple[str, ...]]:
+    """(precision, what is to be said of it) where nothing is sharded, so that FSDP casts nothing: while configurations were TOML,
+    autocast did it instead, of a GPU or of replicas alone.  [distributed/utils.py, maybe_enable_amp] ``degrees``: what splits
+    layers or the model, what has FSDP as well, and data parallel."""
+    split, shared, dp = degrees
+    if not other.get("toml") or dp > replicate or shared > 1 or precision not in ("bf16", "fp8", "fp8_row", "mxfp8"):
+        return precision, ()
+    if split == 1:
+        return precision, ("autocast keeps casted copies of the weights for the backward pass, which is not priced",)
+    what = "without FSDP torchtitan turns mixed precision off where tp or pp is on: what is not in 8 bits is in float32"
+    return ("fp32", (what.partition(":")[0],)) if precision == "bf16" else (precision, (what,))
 
 
 def _optimizer(path: Path, other: Mapping[str, Any]) -> str:

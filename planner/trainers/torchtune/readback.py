@@ -31,6 +31,8 @@ RECIPE_FILE = r"(?:\S*/)?(?:full|lora|qat|ppo|knowledge)\w*_(?:distributed|singl
 """Recipes that are started without tune."""
 JOINED = re.compile(r"\btorch\.(cat|concat)\(\s*\w*logits\b")
 """Logits that a loss by chunks left apart, put together again."""
+OF_BUILDERS = ("model.activation_checkpointing", "model.gradient_checkpointing")
+"""Arguments of builders of a project's own, whose layers repeat their activations by themselves."""
 ABOVE = 3
 """Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
 
@@ -211,6 +213,9 @@ def _recompute(given: Settings, modes: bool) -> int:
     """``modes``: its recipe has ac_mode, which excludes enable_activation_checkpointing: with both nothing is recomputed.
     [recipes/full_finetune_distributed.py]"""
     mode, every, old = given.get("ac_mode"), given.get("ac_option"), given.flag("enable_activation_checkpointing")
+    repeats = [given.flag(one) for one in OF_BUILDERS]
+    if any(repeats):
+        return int(Recompute.FULL)
     if mode in (None, "none") or old or not modes:
         return int(Recompute.FULL if old and (mode is None or not modes) else Recompute.NONE)
     if mode == "full" or str(every) == "1":
