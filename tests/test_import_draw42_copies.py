@@ -253,3 +253,24 @@ def test_data_of_its_own_and_switches_that_nobody_says(tmp_path: Path) -> None:
     for settings in ({"alone": "true"}, {"alone": "True"}):
         with pytest.raises(PlannerError, match="dp_config in line .* is set after its configuration is built"):
             read(file, None, Given(num_gpus=8, settings=settings))
+
+
+PROGRAM_OF_2024 = """
+import lightning as L
+from lit_gpt.model import GPT, Block, Config
+model_name = "tiny_LLaMA_1b"
+devices = 4
+batch_size = 64
+micro_batch_size = 4
+gradient_accumulation_steps = batch_size // micro_batch_size
+
+def setup(precision="bf16-true"):
+    fabric = L.Fabric(devices=devices, strategy=DDPStrategy(find_unused_parameters=False), precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+def test_a_program_of_lit_gpt_with_replicas(tmp_path: Path) -> None:
+    found = read(written(tmp_path, PROGRAM_OF_2024, "pretrain/own.py"))
+    assert (found.fields["zero"], found.fields["dp"], found.fields["recompute"]) == (0, 4, int(Recompute.NONE))
+    assert any(one.startswith("DDP") for one in found.notes)

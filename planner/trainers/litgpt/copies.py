@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.layout import Recompute
-from planner.trainers.litgpt.fabric_programs import POLICIES, SHARDING
+from planner.trainers.litgpt.fabric_programs import POLICIES, REPLICAS, SHARDING
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.python_text import last_name, tree_of
 from planner.trainers.reading.settings import Settings, beside
@@ -40,7 +40,7 @@ def copy_of(given: Settings, program: str) -> Copy:
     made = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func).endswith("Strategy")]
     kinds = frozenset(last_name(one.func) for one in made)
     fields, said = _fields(given, made, program), _compiles(tree)
-    what = ["DDP, whose buckets hold gradients once more, which is not priced"] if kinds == {"DDPStrategy"} else []
+    what = [REPLICAS] if kinds == {"DDPStrategy"} else []
     if "recompute" in fields and fields["recompute"] != _usual(program) and kinds == {"FSDPStrategy"}:
         what.append("blocks are recomputed" if fields["recompute"] else "nothing is recomputed")
     if said is not None and said is not (program == "pretrain"):
