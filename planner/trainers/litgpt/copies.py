@@ -37,7 +37,8 @@ def copy_of(given: Settings, program: str) -> Copy:
     tree = _tree(file)
     if file is None or tree is None:
         return Copy()
-    made = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func).endswith("Strategy")]
+    named = ((one, last_name(one.func)) for one in ast.walk(tree) if isinstance(one, ast.Call))
+    made = [one for one, name in named if name.endswith("Strategy") and not name.startswith("Thunder")]  # of its extension
     kinds = frozenset(last_name(one.func) for one in made)
     fields, said = _fields(given, made, program), _compiles(tree)
     what = [REPLICAS] if kinds == {"DDPStrategy"} else []
