@@ -169,6 +169,27 @@ def test_torchtitan_without_shards_computes_as_autocast_does(
         one for one in found.notes if note and note in one] and bool(found.notes) == bool(note)  # fmt: skip
 
 
+def test_the_first_torchtitan_casts_by_fsdp_alone(tmp_path: Path) -> None:
+    text = PLAIN.format(**ALONE).replace("local_batch_size", "batch_size")
+    found = read(written(tmp_path, text, "a.toml"), None, Given())
+    assert (found.precision, found.notes) == ("fp32", ("without FSDP torchtitan had no mixed precision before 2025-06",))
+    sharded = written(tmp_path, text.replace("shard_degree = 1", "shard_degree = 2"), "b.toml")
+    assert read(sharded, None, Given()).precision == "bf16"
+
+
+@pytest.mark.parametrize(("words", "noted"), [
+    ("num_tokens_per_microbatch_per_dp_rank=8192", True), ("local_batch_size=2, seq_len=4096", False),
+    ("num_tokens_per_microbatch_per_dp_rank=8192, disable_cuda_graphs=True", False),
+])  # fmt: skip
+def test_graphs_of_a_step_are_on_without_a_word(tmp_path: Path, words: str, noted: bool) -> None:
+    text = f"""def llama3_8b():
+    return Trainer.Config(hf_assets_path="./assets/hf/Llama-3.1-8B", model_spec=model_registry("8B"),
+        training=TrainingConfig({words}), parallelism=ParallelismConfig(data_parallel_shard_degree=8))
+"""
+    found = read(written(tmp_path, text, "llama3/config_registry.py"), None, Given())
+    assert any("CUDA graph" in one for one in found.notes) == noted
+
+
 COMMAND = """#!/bin/bash
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node={tasks}

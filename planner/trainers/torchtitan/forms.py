@@ -144,6 +144,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other["called"] = " ".join(str(model[one]) for one in ("name", "flavor") if model.get(one))
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
+    other["old"] = old
     other["balanced"] = _table(data, "debug").get("moe_force_load_balance")
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))

@@ -303,10 +303,11 @@ def _cast(
     split, shared, dp = degrees
     if not other.get("toml") or dp > replicate or shared > 1 or precision not in ("bf16", "fp8", "fp8_row", "mxfp8"):
         return precision, ()
-    if split == 1:
+    if split == 1 and not other.get("old"):
         return precision, ("autocast keeps casted copies of the weights for the backward pass, which is not priced",)
-    what = "without FSDP torchtitan turns mixed precision off where tp or pp is on: what is not in 8 bits is in float32"
-    return ("fp32", (what.partition(":")[0],)) if precision == "bf16" else (precision, (what,))
+    why = "had no mixed precision before 2025-06" if split == 1 else "turns mixed precision off where tp or pp is on"
+    low = ": what is not in 8 bits is in float32" if precision != "bf16" else ""
+    return precision if low else "fp32", (f"without FSDP torchtitan {why}{low}",)
 
 
 def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
