@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.olmo_core.overrides import laid_over
+from planner.trainers.olmo_core.own_factories import written_out
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.python_text import compared, last_name
 from planner.trainers.reading.shell.text import is_open
@@ -36,7 +37,8 @@ class OlmoScript(Parts):
     def whole(self, tree: ast.Module) -> ast.Module:
         """The tree with what the recipe builds where it is called, without what is for other numbers of GPUs."""
         try:
-            return laid_over(_Written(self.said.num_gpus, self._off(tree)).visit(tree), self.said.settings)
+            tree = written_out(_Written(self.said.num_gpus, self._off(tree)).visit(tree), self.path)
+            return laid_over(tree, self.said.settings)
         except RecursionError as error:
             raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
 
