@@ -177,6 +177,22 @@ def test_the_first_torchtitan_casts_by_fsdp_alone(tmp_path: Path) -> None:
     assert read(sharded, None, Given()).precision == "bf16"
 
 
+@pytest.mark.parametrize(("utils", "precision", "note"), [
+    ("def maybe_enable_amp(dims): pass", "fp32", "turns mixed precision off"), ("def init(): pass", "bf16", ""),
+    (None, "bf16", "until 2026-03"),
+])  # fmt: skip
+def test_a_module_without_shards_by_the_copy_beside_it(tmp_path: Path, utils: str | None, precision: str, note: str) -> None:
+    if utils is not None:
+        written(tmp_path, utils, "torchtitan/distributed/utils.py")
+    text = """def llama3_8b():
+    return Trainer.Config(hf_assets_path="./assets/hf/Llama-3.1-8B", model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=2, seq_len=4096),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=1, tensor_parallel_degree=8))
+"""
+    found = read(written(tmp_path, text, "torchtitan/models/llama3/config_registry.py"), None, Given())
+    assert (found.precision, len(found.notes)) == (precision, int(bool(note))) and all(note in one for one in found.notes)
+
+
 @pytest.mark.parametrize(("words", "noted"), [
     ("num_tokens_per_microbatch_per_dp_rank=8192", True), ("local_batch_size=2, seq_len=4096", False),
     ("num_tokens_per_microbatch_per_dp_rank=8192, disable_cuda_graphs=True", False),

@@ -68,7 +68,7 @@ def of_module(path: Path, text: str, given: Given) -> Sections:
     if asked is None and len(functions) > 1:
         ask(str(path), [Question(name="config", about="which of its functions is trained", choices=_public(functions))])
     chosen = asked or next(iter(functions), None)
-    found: Sections = {"other": {"notes": [], "questions": module.open}}
+    found: Sections = {"other": {"notes": [], "questions": module.open, "module": True}}
     if chosen is not None:
         module.read(functions[chosen], found, 0)
         family, flavor = _family(path, chosen)

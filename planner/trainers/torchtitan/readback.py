@@ -14,6 +14,7 @@ from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading, model_asked
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
+from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
@@ -135,7 +136,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         )
     whole = _replicas(path, other, (replicate, dp // replicate), (tp, cp, pp))
     level = 0 if whole else 3 if kept == "always" else 2
-    precision, cast = _cast(_precision(path, training, other), other, (tp * pp, cp * ep, dp), replicate)
+    precision, cast = cast_of(path, _precision(path, training, other), other, (tp * pp, cp * ep, dp), replicate)
     fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp and not whole else 0, "micro_batch_size": micro,
@@ -292,22 +293,6 @@ def _precision(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]
         what = f"training.mixed_precision_param is {shown(training['mixed_precision_param'])}"
         raise PlannerError(f"{path}: {what}; torchtitan knows float32 and bfloat16")
     return low or ("fp32" if training["mixed_precision_param"] == "float32" else "bf16")
-
-
-def _cast(
-    precision: str, other: Mapping[str, Any], degrees: tuple[int, int, int], replicate: int
-) -> tuple[str, tuple[str, ...]]:
-    """(precision, what is to be said of it) where nothing is sharded, so that FSDP casts nothing: while configurations were TOML,
-    autocast did it instead, of a GPU or of replicas alone.  [distributed/utils.py, maybe_enable_amp] ``degrees``: what splits
-    layers or the model, what has FSDP as well, and data parallel."""
-    split, shared, dp = degrees
-    if not other.get("toml") or dp > replicate or shared > 1 or precision not in ("bf16", "fp8", "fp8_row", "mxfp8"):
-        return precision, ()
-    if split == 1 and not other.get("old"):
-        return precision, ("autocast keeps casted copies of the weights for the backward pass, which is not priced",)
-    why = "had no mixed precision before 2025-06" if split == 1 else "turns mixed precision off where tp or pp is on"
-    low = ": what is not in 8 bits is in float32" if precision != "bf16" else ""
-    return precision if low else "fp32", (f"without FSDP torchtitan {why}{low}",)
 
 
 def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
