@@ -206,6 +206,18 @@ def test_graphs_of_a_step_are_on_without_a_word(tmp_path: Path, words: str, note
     assert any("CUDA graph" in one for one in found.notes) == noted
 
 
+@pytest.mark.parametrize(("name", "flavor", "model"), [
+    ("llama3", "8B", "llama-3.1-8b"), ("llama3", "8B_flex_attn", "llama-3.1-8b"), ("llama3_simple_fsdp", "8B", "llama-3.1-8b"),
+    ("transformers_backend", "8B", "llama-3.1-8b"), ("llama3_sparse", "8B", None), ("llama3", "8B_moe", None),
+    ("mamba", "8B", None), ("deepseek_v3", "16B_wide", None),
+])  # fmt: skip
+def test_assets_are_the_tokenizer_of_other_layers_too(tmp_path: Path, name: str, flavor: str, model: str | None) -> None:
+    text = PLAIN.format(**{**ALONE, "shard": 8, "converters": 'hf_assets_path = "./assets/hf/Llama-3.1-8B"'})
+    text = text.replace('"llama3"', f'"{name}"').replace('"8B"', f'"{flavor}"')
+    found = read(written(tmp_path, text, "a.toml"), None, Given())
+    assert (found.model.name if found.model else None) == model
+
+
 COMMAND = """#!/bin/bash
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node={tasks}
