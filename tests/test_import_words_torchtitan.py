@@ -143,7 +143,7 @@ def llama3_8b():
     spec = model_registry("8B"{registry})
     return Trainer.Config(
         loss={loss}, model_spec=spec, optimizer={optimizer}, hf_assets_path="./assets/own",
-        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank={tokens}, max_context_length=4096),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank={tokens}, max_context_length=4096, disable_cuda_graphs=True),
         parallelism=ParallelismConfig(data_parallel_shard_degree=8, tensor_parallel_degree=2),
         activation_checkpoint={recompute}, compile=CompileConfig(enable=True{compile}),
     )

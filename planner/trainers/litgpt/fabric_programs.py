@@ -21,7 +21,8 @@ from planner.trainers.reading.values import quotient, read_text
 DEVICES = ("devices", "num_of_devices", "num_devices")
 NODES = ("num_nodes", "nodes", "num_of_nodes")
 STEPS = ("gradient_accumulation_iters", "gradient_accumulation_steps")
-SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "DDP": 0}
+REPLICAS = "DDP, whose buckets hold gradients once more, which is not priced"
 
 OPTIMIZERS = re.compile(r"\boptim\.\w+$|(^|\.)((Fused)?AdamW?|Lion|Adafactor|SGD)$")
 DECIDES = re.compile(
@@ -78,7 +79,8 @@ def of_program(file: Path, options: Mapping[str, Any], said: Given) -> Reading:
         precision=given.choice("precision", PRECISIONS, "bf16-mixed"), optimizer=_optimizer(given, tree, quantize is not None),
         lora_rank=given.size("lora_r", 8) if lora else 0, lora_targets=targets, frozen_weights=wide if lora else None,
         questions=tuple(setting_of_a_fork(one, "Lit-GPT") for one in strange),
-        notes=(f"read as the constants of {file.name} and its setup() say", *notes, *noted),
+        notes=(f"read as the constants of {file.name} and its setup() say", *notes, *noted,
+               *[REPLICAS] * (sharding == "DDP" and gpus != 1)),
     )  # fmt: skip
 
 
@@ -124,7 +126,10 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
 def _strategy(tree: ast.Module, file: Path) -> tuple[str, bool]:
     """(how it shards over several GPUs, whether blocks are recomputed then). Raises PlannerError for other strategies."""
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func).endswith("Strategy")]
-    other = sorted({last_name(one.func) for one in calls} - {"FSDPStrategy", "XLAStrategy"})
+    kinds = {last_name(one.func) for one in calls}
+    if kinds == {"DDPStrategy"}:
+        return "DDP", False
+    other = sorted(kinds - {"FSDPStrategy", "XLAStrategy"})
     found = [one for one in calls if last_name(one.func) == "FSDPStrategy"]
     words = [{str(word.arg): word.value for word in one.keywords} for one in found]
     said = {tuple(ast.dump(one[name]) if name in one else "" for name in ("sharding_strategy", *POLICIES)) for one in words}

@@ -10,6 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
+from planner.trainers.litgpt.copies import FULLY_SHARDED, Copy, copy_of
 from planner.trainers.litgpt.fabric_programs import is_one, of_program
 from planner.trainers.litgpt.own_models import built, called, strange
 from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on
@@ -20,7 +21,7 @@ from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.programs import program_file
-from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
 
@@ -102,14 +103,18 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     nodes = given.size("num_nodes")
     gpus = num_gpus or (each * nodes if each else None)
     fields, batch, shared = _batch(given, train, pretrain, gpus, nodes)
+    copy = copy_of(given, "pretrain" if pretrain else "finetune/lora" if adapters else "finetune/full")
+    if gpus != 1:
+        fields |= copy.fields
     again = given.first(*RECOMPUTES)
     if again is not None:
         fields["recompute"] = int(Recompute.FULL if str(again).lower() in ("true", "1") else Recompute.NONE)
     torch = given.data.get("compiler") in ("torch", None) and given.get("compiler") == "torch"  # of its extension for Thunder
-    options = {"compile": "on"} if given.flag("compile", pretrain or torch) else {}
+    compiles = pretrain or torch if copy.compiles is None else copy.compiles
+    options = {"compile": "on"} if given.flag("compile", compiles) else {}
     if adapters and given.above_zero("lora_dropout", 0.05):
         options["adapter_dropout"] = "on"
-    trainer, noted = _of_lora(given.path) if adapters and gpus != 1 else ("litgpt", ())
+    trainer, noted = _of_lora(given.path, copy) if adapters and gpus != 1 else ("litgpt", ())
     targets, of_layers = adapters_on(given, adapters)
     length = train.number("max_seq_length")
     if length is None and pretrain and own and model is not None:
@@ -119,7 +124,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         num_gpus=gpus, global_batch_size=batch, sequence_length=length,
         precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
         optimizer=_optimizer(given, adapters), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
-        frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *noted, *of_layers),
+        frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *copy.notes, *noted, *of_layers),
     )  # fmt: skip
     return _with_the_rest(given, reading)
 
@@ -200,17 +205,12 @@ def _with_the_rest(given: Settings, reading: Reading) -> Reading:
     return dataclasses.replace(reading, unread=listed, questions=tuple(strange.values()))
 
 
-FLAT, FULLY_SHARDED = r"\bFSDPStrategy\(", r"\bModelParallelStrategy\("
-"""How finetune/lora.py shards over several GPUs: up to 0.5.10, and from 0.5.11 on."""
-
-
-def _of_lora(path: Path) -> tuple[str, tuple[str, ...]]:
-    """(the trainer, what was taken for what): frozen weights have gradients in the older LoRA alone."""
-    file = next((one for name in ("litgpt/finetune/lora.py", "finetune/lora.py") if (one := beside(path, name, (".py",)))), None)
-    text = read_text(file) if file is not None else ""
-    if re.search(FULLY_SHARDED, text):
-        return "litgpt", ()
-    if re.search(FLAT, text):
+def _of_lora(path: Path, copy: Copy) -> tuple[str, tuple[str, ...]]:
+    """(the trainer, what was taken for what): frozen weights have gradients in the older LoRA alone, which shards flat parameters
+    up to 0.5.10."""
+    if copy.strategies:
+        if "FSDPStrategy" not in copy.strategies or FULLY_SHARDED in copy.strategies:
+            return "litgpt", ()
         return "litgpt@0.5", ("finetune/lora.py beside it shards flat parameters: LoRA of LitGPT before 0.5.11",)
     known = newer(path, "litgpt", (0, 5, 11))
     if known is None:

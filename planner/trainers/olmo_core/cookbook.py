@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.olmo_core.overrides import laid_over
+from planner.trainers.olmo_core.own_factories import written_out
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.python_text import compared, last_name
 from planner.trainers.reading.shell.text import is_open
@@ -36,9 +37,19 @@ class OlmoScript(Parts):
     def whole(self, tree: ast.Module) -> ast.Module:
         """The tree with what the recipe builds where it is called, without what is for other numbers of GPUs."""
         try:
-            return laid_over(_Written(self.said.num_gpus).visit(tree), self.said.settings)
+            tree = written_out(_Written(self.said.num_gpus, self._off(tree)).visit(tree), self.path)
+            return laid_over(tree, self.said.settings)
         except RecursionError as error:
             raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
+
+    def _off(self, tree: ast.Module) -> set[str]:
+        """Switches of the command line that nobody says."""
+        said = {name.lstrip("-").replace("-", "_") for name, value in self.said.settings.items() if value.lower() != "false"}
+        calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and last_name(one.func) == "add_argument" and one.args]
+        switches = [one.args[0] for one in calls for word in one.keywords
+                    if word.arg == "action" and ast.unparse(word.value) == "'store_true'"]  # fmt: skip
+        names = {str(one.value).lstrip("-").replace("-", "_") for one in switches if isinstance(one, ast.Constant)}
+        return names - said
 
     def _of_call(self, node: ast.Call) -> Any:
         if last_name(node.func) == WORLD and not node.args and self.said.num_gpus:
@@ -76,13 +87,15 @@ class OlmoScript(Parts):
 
 
 class _Written(ast.NodeTransformer):
-    def __init__(self, gpus: int | None) -> None:
-        self._gpus = gpus
+    def __init__(self, gpus: int | None, off: set[str]) -> None:
+        self._gpus, self._off = gpus, off
 
     def visit_If(self, node: ast.If) -> Any:
-        """The branch that runs, where its condition compares the number of GPUs with a number."""
+        """The branch that runs, where its condition compares the number of GPUs with a number, or is a switch that is off."""
         self.generic_visit(node)
         test = node.test
+        if isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name) and test.attr in self._off:
+            return node.orelse or ast.copy_location(ast.Pass(), node)
         if not (self._gpus and isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Call)):
             return node
         other = test.comparators[0]

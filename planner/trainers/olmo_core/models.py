@@ -120,8 +120,15 @@ def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
 
 def _others(script: Parts, made: ast.Call) -> list[str]:
     """Functions that are called with a vocab_size as well, and may make the model that is trained."""
-    every = [one for one in script.every_call() if one is not made and not _of_tokenizer(one)]
+    classes = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)]
+    data = {one.name for one in classes if any(OF_DATA.fullmatch(last_name(base)) for base in one.bases)}
+    every = [one for one in script.every_call() if one is not made and not _of_tokenizer(one)
+             and not OF_DATA.fullmatch(last_name(one.func)) and last_name(one.func) not in data]  # fmt: skip
     return [last_name(one.func) for one in every if any(word.arg == "vocab_size" for word in one.keywords)]
+
+
+OF_DATA = re.compile(r"__init__|\w*(Dataset|DataLoader|Collator|Tokenizer)\w*")
+"""Calls that take a vocab_size as well and make no model: of data, and of the class above one's own."""
 
 
 def _of_tokenizer(call: ast.Call) -> bool:

@@ -263,10 +263,15 @@ def _of_hosts(name: str, script: Script) -> int | None:
 
 def processes(script: Script, command: Command) -> int | None:
     """Processes that a command starts, where launcher and variables say how many."""
-    place = next((i for i, word in enumerate(command.words) if word in ("-m", "--module") or word.endswith(".py")), 0)
+    after = ["", *command.words[1:], ""]  # -m torch.distributed.run is a launcher itself
+    place = next((i for i, word in enumerate(command.words) if word.endswith(".py")
+                  or (word in ("-m", "--module") and not after[i + 1].startswith("torch.distributed."))), 0)  # fmt: skip
     before = command.words[:place]
     _as_it_runs(script, command)
-    return _gpus(before, _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(before))}), script)
+    found = _gpus(before, _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(before))}), script)
+    tasks, nodes = _count(script.batch.get("ntasks-per-node")), _count(script.batch.get("nodes"))
+    alone = "srun" in before and not any("torch" in one for one in before)  # each task is a process of the job
+    return tasks * nodes if found is None and alone and tasks and nodes and tasks > 1 else found
 
 
 def _count(text: str | None) -> int | None:

@@ -16,18 +16,32 @@ FLAVORS = {
 """Families and flavours whose name is no preset's: sizes of torchtitan's own registry.  [models/*/__init__.py]"""
 
 
+OF_INFRA = r"_(torch)?ft$|_(simple_fsdp|auto_?parallel|compiler_toolkit|graph_trainer)$"
+"""Ends of families that name how it is trained."""
+OF_KERNELS = r"(_(flex|varlen|sdpa|attn|flash\w*|fa\d|instruct|base|chat|sft|\d+k))+$"
+"""Ends of flavours that name kernels, lengths or weights to begin with; others are those of layers or sizes of a project's own."""
+ANY_MODEL = r"hf\w*|hugging_?face\w*|transformers\w*|auto\w*"
+"""Families that build whatever model their assets name."""
+
+
+def _fits(name: str, preset: str) -> bool:
+    """Whether a family may be that of the model after which its assets are named: assets are a tokenizer, of other layers too."""
+    family = re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"[^a-z0-9]", "", preset).startswith(family) or re.fullmatch(ANY_MODEL, name.lower()) is not None
+
+
 def model_named(paths: list[str], name: str, flavor: str) -> str:
     """The preset that a configuration trains, by its assets or by family and flavour; '' = not stated."""
-    name = re.sub(r"(^|.*[._])(?=(llama\d|deepseek_v3|qwen3)$)|(?<=llama\d)_(ft|simple_fsdp)$", "", name)
-    flavor = re.sub(r"_(flex|varlen|sdpa)(_attn)?$", "", flavor)
+    name = re.sub(r"(^|.*[._])(?=(llama\d|deepseek_v3|qwen3)$)", "", re.sub(OF_INFRA, "", name))
+    flavor = re.sub(OF_KERNELS, "", flavor)
     for one in paths:
         tail = one.replace("\\", "/").rstrip("/").split("/")
         if preset := next((preset for part in reversed(tail[-3:]) if (preset := preset_of(part))), None):
-            if not flavor or flavor.lower().split("_")[0] in preset.replace("-", "") + preset:
+            if _fits(name, preset) and (not flavor or flavor.lower() in preset.replace("-", "") + preset):
                 return preset
             break
     family = {"llama3": "llama-3.1", "llama2": "llama-2", "deepseek_v3": "deepseek-v3"}.get(name, name)
-    if (known := FLAVORS.get((name, flavor.split("_")[0].lower()))) is not None:
+    if (known := FLAVORS.get((name, flavor.lower().removesuffix("_irope")))) is not None:
         return known
     if name == "deepseek_v3":
         return ""

@@ -33,6 +33,7 @@ TRAINS = r"torchtitan\S*train\b"
 """torchtitan's program, as a module or a file."""
 SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "model", "optimizer", "compile", "float8", "quantize", "experimental",
+    "debug",
 )  # fmt: skip
 """Sections that decide a plan."""
 PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
@@ -65,7 +66,8 @@ def sections(path: Path, text: str, given: Given) -> Sections:
         if "parallelism" not in data:
             raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
         found = _plain(given.filled(data))
-        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"]}}
+        even = _table(data, "debug").get("moe_force_load_balance")
+        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"], "balanced": even}}
     return _flags(path, text, given)
 
 
@@ -142,6 +144,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other["called"] = " ".join(str(model[one]) for one in ("name", "flavor") if model.get(one))
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
+    other["old"] = old
+    other["balanced"] = _table(data, "debug").get("moe_force_load_balance")
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     other["questions"] += require_states(path, _of_states(data))
@@ -243,7 +247,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     converters = _table(data, "model").get("converters")
     if isinstance(converters, str):
         data["model"] = {**data["model"], "converters": converters.split(",")}
-    known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint"}
+    known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint", "debug"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
     found["other"] |= {"toml": toml, **union}
     return {**found, "started": {"gpus": gpus}}
@@ -291,7 +295,7 @@ def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
     found = tables(path, given.filled(data))
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
     names = {"activation_checkpoint": ("recompute", "layers", "version"), "optimizer": ("optimizer",), "compile": ("compile",),
-             "precision": ("precision", "grouped")}  # fmt: skip
+             "precision": ("precision", "grouped"), "debug": ("balanced",)}  # fmt: skip
     kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 

@@ -153,7 +153,10 @@ def notes_of(
     reduce = str(training["mixed_precision_reduce"])
     low = other.get("precision") in ("fp8", "fp8_row", "mxfp8") and not other.get("grouped")
     dense = low and model is not None and model.is_moe
+    counted = training["num_tokens_per_microbatch_per_dp_rank"] is not None  # batches in tokens, as of 2026-08
+    captured = bool(other.get("module")) and counted and str(training.get("disable_cuda_graphs")).lower() != "true"
     return [
+        *["disable_cuda_graphs is not true: a step is one CUDA graph since 2026-08, whose pool is not in the memory"] * captured,
         *["disable_loss_parallel: each rank has the logits of the whole vocabulary, and the memory a share of them"] * whole,
         *["context_parallel_rotate_method alltoall passes keys and values in a ring; priced as one gathering of them"] * turned,
         *[f"expert_parallel_comm_backend {shown(backend)} is priced as an all-to-all"] * (experts and backend not in BACKENDS),

@@ -68,7 +68,7 @@ def of_module(path: Path, text: str, given: Given) -> Sections:
     if asked is None and len(functions) > 1:
         ask(str(path), [Question(name="config", about="which of its functions is trained", choices=_public(functions))])
     chosen = asked or next(iter(functions), None)
-    found: Sections = {"other": {"notes": [], "questions": module.open}}
+    found: Sections = {"other": {"notes": [], "questions": module.open, "module": True}}
     if chosen is not None:
         module.read(functions[chosen], found, 0)
         family, flavor = _family(path, chosen)
@@ -195,6 +195,8 @@ class _Module:
             found.setdefault("parallelism", {})["enable_async_tensor_parallel"] = ast.unparse(value) == "True"
         elif re.fullmatch(r"\w+\.(loss|optimizer)", target):
             parts_of(self.path, {target.rpartition(".")[2]: value}, found)
+        elif re.fullmatch(r"\w+\.debug\.moe_force_load_balance", target):
+            found["other"]["balanced"] = ast.unparse(value)
         elif re.fullmatch(r"\w+\.optimizer\.name", target) and isinstance(value, ast.Constant):
             found["other"]["optimizer"] = str(value.value)
         elif re.fullmatch(r"\w+\.compile(\.enable)?", target):

@@ -32,12 +32,15 @@ def part_of(path: Path, call: ast.Call, function: str, given: Mapping[str, ast.e
         other["grouped"] = other.get("grouped", False) or owner in GROUPED
         if precision is not None:
             other["precision"] = "fp8_row" if rowwise and precision == "fp8" else precision
+    if isinstance(even := given.get("moe_force_load_balance"), ast.Constant):
+        other["balanced"] = even.value
     if function.rpartition(".")[2] == "model_registry":
         said = {name: node.value for name, node in given.items() if isinstance(node, ast.Constant)}
         flavor = call.args[0] if call.args else given.get("flavor")
         if isinstance(flavor, ast.Constant):
             other["flavor"] = str(flavor.value)
         other["mtp_layers"] = said.get("num_mtp_layers") or 0
+        other["capacity"] = said.get("non_blocking_capacity_factor")
         backend = {"expert_parallel_comm_backend": said["moe_comm_backend"]} if said.get("moe_comm_backend") else {}
         folded = {"enable_async_tensor_parallel": True} if said.get("tp_gemm_backend") == "dist_gemm" else {}
         other["registry"] = {**backend, **folded}

@@ -14,8 +14,10 @@ from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading, model_asked
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
+from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.loads import is_room, loads_of
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.python_parts import NO_CHUNKS
@@ -94,12 +96,10 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
     parallel, training = ({**known, **given.get(name, {})} for name, known in DEFAULTS.items())
-    unread = [
-        one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")
-    ]
-
+    quiet = (*QUIET, "hybridep") if is_room(parallel.get("hybridep")) else QUIET
+    unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *quiet), f"{name}.")]
     _require_language_model(path, unread)
-    in_chunks = [one for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)]
+    in_chunks = [NO_CHUNKS for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)][:1]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
     if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training)]:
         raise not_priced(str(path), wrong, wrong)
@@ -126,6 +126,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = pipeline(path, parallel, pp, spec)
     passed = _passes(path, parallel, training, schedule, (pp, micro, batch // dp))
+    loads, room = loads_of(given, {**other, **parallel}, spec, ep)
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
@@ -135,6 +136,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         )
     whole = _replicas(path, other, (replicate, dp // replicate), (tp, cp, pp))
     level = 0 if whole else 3 if kept == "always" else 2
+    precision, cast = cast_of(path, _precision(path, training, other), other, (tp * pp, cp * ep, dp), replicate)
     fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp and not whole else 0, "micro_batch_size": micro,
@@ -146,10 +148,16 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     return Reading(
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
-        precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
-        architecture={"mtp_layers": other["mtp_layers"]} if other.get("mtp_layers") else {},
-        notes=(*other.get("notes", ()), *passed, *notes_of(parallel, training, other, spec), *[NO_CHUNKS] * bool(in_chunks)),
+        precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
+        architecture=_ahead(other, spec), expert_imbalance=loads,
+        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *in_chunks),
     )  # fmt: skip
+
+
+def _ahead(other: Mapping[str, Any], spec: ModelSpec | None) -> dict[str, int]:
+    """Layers of multi-token prediction: built by a word of torchtitan's registry alone, whatever the published model has."""
+    layers = other.get("mtp_layers") or 0
+    return {"mtp_layers": layers} if layers or (spec is not None and spec.mtp_layers) else {}
 
 
 def _is_usual(name: str, training: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
-from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
+from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.values import quotient, read_text
 from planner.trainers.torchtune import own_settings as own
 from planner.trainers.torchtune.builders import model_of
@@ -31,6 +31,8 @@ RECIPE_FILE = r"(?:\S*/)?(?:full|lora|qat|ppo|knowledge)\w*_(?:distributed|singl
 """Recipes that are started without tune."""
 JOINED = re.compile(r"\btorch\.(cat|concat)\(\s*\w*logits\b")
 """Logits that a loss by chunks left apart, put together again."""
+OF_BUILDERS = ("model.activation_checkpointing", "model.gradient_checkpointing")
+"""Arguments of builders of a project's own, whose layers repeat their activations by themselves."""
 ABOVE = 3
 """Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
 
@@ -70,7 +72,7 @@ def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
 def _configuration(path: Path, name: str) -> dict[str, Any]:
     """A file that a command names, or a published one. Raises PlannerError."""
     own = f"recipes/configs/{name.removesuffix('.yaml')}.yaml"  # of a checkout, which may differ from the published one
-    if (file := beside(path, name) or beside(path, own)) is not None:
+    if (file := beside(path, rooted(name)) or beside(path, own)) is not None:
         return file_settings(file, "a recipe of torchtune")
     known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
     if name.removesuffix(".yaml") not in known:
@@ -211,6 +213,9 @@ def _recompute(given: Settings, modes: bool) -> int:
     """``modes``: its recipe has ac_mode, which excludes enable_activation_checkpointing: with both nothing is recomputed.
     [recipes/full_finetune_distributed.py]"""
     mode, every, old = given.get("ac_mode"), given.get("ac_option"), given.flag("enable_activation_checkpointing")
+    repeats = [given.flag(one) for one in OF_BUILDERS]
+    if any(repeats):
+        return int(Recompute.FULL)
     if mode in (None, "none") or old or not modes:
         return int(Recompute.FULL if old and (mode is None or not modes) else Recompute.NONE)
     if mode == "full" or str(every) == "1":
