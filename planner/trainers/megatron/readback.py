@@ -37,7 +37,7 @@ from planner.trainers.megatron.trainer_words import (
 )
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.megatron_degrees import padded_experts
+from planner.trainers.reading.megatron_degrees import forced_balance, padded_experts
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
@@ -143,7 +143,8 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, architecture={"vocab_size": found.rows} if found.rows else {},
-        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None, expert_imbalance=evenly,
+        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
+        expert_imbalance=evenly or forced_balance(found.get("moe_router_force_load_balancing")),
     )  # fmt: skip
 
 

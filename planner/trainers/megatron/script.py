@@ -72,6 +72,8 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         found.notes.append("torchrun without --nproc_per_node starts one process on a node")
     if script.missing:
         found.notes.append(f"scripts that it reads and that are not here: {', '.join(dict.fromkeys(script.missing))}")
+    if is_open(str(found.get("world_size"))):  # of mpirun or srun: how many GPUs is asked for once
+        del found["world_size"]
     ask_for_gaps(found, script, _said(given))
     _one_for_arguments(found, script)
     return found

@@ -9,10 +9,11 @@ from planner.trainers.reading.values import read_text
 NAMES = {
     "tpu": "TPUs", "xla": "TPUs", "npu": "NPUs", "ascend": "NPUs", "xpu": "GPUs of Intel (xpu)", "hpu": "Gaudi (hpu)",
     "gaudi": "Gaudi (hpu)", "habana": "Gaudi (hpu)", "mps": "Apple GPUs (mps)", "neuron": "Trainium", "trainium": "Trainium",
+    "dcu": "DCUs of Hygon",
 }  # fmt: skip
 """Words of folders and of values -> the machines that they are of."""
 _ANY = "|".join(NAMES)
-_FOLDER = re.compile(r"(?i)(?:^|[_\W])(tpu|npu|ascend|xpu|hpu|gaudi|habana|mps|trainium)(?:$|[_\W]|\d)")
+_FOLDER = re.compile(r"(?i)(?:^|[_\W])(tpu|npu|ascend|xpu|hpu|gaudi|habana|mps|trainium|dcu)(?:$|[_\W]|\d)")
 _VALUE = re.compile(
     rf"(?im)^[^#\n]{{0,200}}?(?:device|backend|accelerator|platform|distributed_type)(?:_?type)?[\"']?[ \t]*(?::|=|[ \t])[ \t]*"
     rf"[\"']?(?:multi_)?({_ANY})\b(?![^\n]*\bif\b)"
@@ -28,6 +29,7 @@ _SIGNS = (
     ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
             r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
     ("xpu", r"^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("dcu", r"^#SBATCH +--gres[= ]dcu\b|^(?![ \t]*#).*\bhipprof\b"),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
 """What only files of these machines have: modules, classes, variables of their runtimes."""

@@ -71,7 +71,7 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
 
 class _Follower:
     def __init__(self, where: str, variables: Variables, directory: Path | None) -> None:
-        self.where, self.directory = where, directory
+        self.where, self.directory, self.went = where, directory, directory
         self.script = Script(variables)
         self.functions: dict[str, Nodes] = {}
         self.steps = self.depth = 0
@@ -207,7 +207,8 @@ class _Follower:
             return
         words = [one for raw in node.words for one in expanded(raw, self.variables)]
         if not words and not self.depth and any(re.search(r"\$[@*]", raw) for raw in node.words):
-            words = [gap([node.name])]  # who calls the script says them
+            apart = all(isinstance(one, Branch | Case) for one in node.body) and not self.aside(node.body)[1]
+            words = [] if apart else [gap([node.name])]  # who calls the script says them; of options none are given
         if not words:
             return
         if counts(words, node.body, bool(len(words) > 1 and self.aside(node.body)[1])):
@@ -272,7 +273,8 @@ class _Follower:
             self.written = None
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.submitted(self.script.documents[-1][1])
-        if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
+        self.went = self.directory / rest[0] if name == "cd" and self.directory and rest else self.went
+        if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place], self.went)) is not None:
             self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
         self.script.edits += [rest] * (name == "sed")
         if name in ("exit", "return"):
@@ -375,8 +377,7 @@ class _Follower:
     def started(self, file: Path, arguments: list[str]) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
         text, before, positions = cleaned(read_text(file)), dict(self.variables.values), self.variables.positions
-        self.script.batch = {**batch_options(text), **self.script.batch}
-        self.variables.positions = arguments
+        self.script.batch, self.variables.positions = {**batch_options(text), **self.script.batch}, arguments
         self.deeper(parse(text, str(file)))
         self.variables.values, self.variables.positions = before, positions
 
