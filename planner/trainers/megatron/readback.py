@@ -132,9 +132,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         batch = layout["micro_batch_size"] * gpus // degrees * found.number("gas", 1)
     if not batch:
         ask(found.where, [NEEDED["num_gpus"]])
-    evenly = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
-    for name in CAPACITY if evenly is not None else ():
-        del found[name]
+    evenly = _evenly(found, layout)
     trainer = header.group(3) if header else trainer_of(found, model)
     unread, noise = _unread(found, model)
     rank, targets = adapters(found)
@@ -143,9 +141,16 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, architecture={"vocab_size": found.rows} if found.rows else {},
-        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
-        expert_imbalance=evenly or forced_balance(found.get("moe_router_force_load_balancing")),
+        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None, expert_imbalance=evenly,
     )  # fmt: skip
+
+
+def _evenly(found: Arguments, layout: dict[str, int]) -> float | None:
+    """Tokens of the busiest expert over the mean, where a capacity or a router of benchmarks says it; None = neither does."""
+    padded = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
+    for name in CAPACITY if padded is not None else ():
+        del found[name]
+    return padded or forced_balance(found.get("moe_router_force_load_balancing"))
 
 
 def _other_length(found: Arguments, given: Given) -> None:

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+from planner.errors import PlannerError
+from planner.hardware.names import profile_named
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.shell.starting import batch_options
 from planner.trainers.reading.values import read_text
 
 NAMES = {
@@ -43,6 +46,24 @@ def other_machines(path: Path, found: Reading) -> tuple[str, ...]:
     if kind is None:
         return ()
     return (f"it is for {NAMES[kind]}: the GPUs of this plan are a stand-in, with kernels of GPUs; --hardware names others",)
+
+
+_NAMED = re.compile(r"(?:^|,)(?:gpu:)?([A-Za-z][\w.-]*):\d")
+"""The name in --gres=gpu:a100:4 and in --gpus-per-node=mi250:8."""
+
+
+def by_batch(path: Path, found: Reading) -> tuple[str | None, tuple[str, ...]]:
+    """(profile, what is said of it) of the GPUs that a script asks its batch system for by name; the reading's own before it."""
+    asked = batch_options(read_text(path)) if found.hardware is None else {}
+    for option in ("gres", "gpus-per-node", "gpus-per-task", "gpus"):
+        if (named := _NAMED.search(asked.get(option, ""))) is None:
+            continue
+        try:
+            profile = profile_named(named[1])
+        except PlannerError:  # a partition's own word, or a card that is not in the library
+            return None, ()
+        return profile, (f"hardware {profile}: by #SBATCH --{option}={asked[option]}; --hardware names another",)
+    return found.hardware, ()
 
 
 def _kind(path: Path, text: str) -> str | None:
