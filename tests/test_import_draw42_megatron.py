@@ -124,3 +124,25 @@ def test_memory_that_words_add_is_said(tmp_path: Path) -> None:
     assert masks and "8 GiB" in masks[0]
     without = _job(tmp_path, f"{run} 65536 --no-create-attention-mask-in-dataloader\n").notes
     assert not any("masks" in one for one in (*without, *unfused))
+
+
+FLAT = """
+tensor-model-parallel-size: 2
+expert-model-parallel-size: 4
+micro-batch-size: 1
+global-batch-size: 64
+bf16: true
+recompute-granularity: selective
+recompute-modules: "moe_act"
+use-distributed-optimizer: true
+sequence-parallel: false
+"""
+
+
+def test_a_yaml_of_flags_is_read_with_the_model_that_is_said(tmp_path: Path) -> None:
+    said = Given(model="qwen3-30b-a3b", num_gpus=8, sequence_length=2048)
+    found = read(written(tmp_path, FLAT, "stage.yaml"), None, said)
+    assert (found.fields["tp"], found.fields["ep"], found.fields["zero"], found.global_batch_size) == (2, 4, 1, 64)
+    assert found.fields["recompute_modules"] and not any("dense model" in one for one in found.notes)
+    with pytest.raises(PlannerError, match="--model NAME"):
+        _job(tmp_path, FLAT, "stage.yaml")
