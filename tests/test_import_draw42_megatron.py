@@ -146,3 +146,12 @@ def test_a_yaml_of_flags_is_read_with_the_model_that_is_said(tmp_path: Path) -> 
     assert found.fields["recompute_modules"] and not any("dense model" in one for one in found.notes)
     with pytest.raises(PlannerError, match="--model NAME"):
         _job(tmp_path, FLAT, "stage.yaml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--train-router-only", "--load-in-4bit", "--adam-8bit-states", "--save-activations-on-host", "--context-parallel-degree-2d 4"],
+)
+def test_words_that_begin_like_harmless_ones_are_not_dropped(tmp_path: Path, words: str) -> None:
+    with pytest.raises(PlannerError, match=words.split()[0].strip("-").replace("-", "[-_]")):
+        _job(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {WORDS} {words}\n")
