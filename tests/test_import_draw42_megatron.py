@@ -65,6 +65,12 @@ def test_a_script_is_found_where_another_one_went(tmp_path: Path) -> None:
     assert _job(tmp_path, "cd jobs/small\nsh inner.sh \\\n4 \\\n", "start.sh").fields["tp"] == 4
 
 
+def test_a_script_reads_another_one_where_it_went(tmp_path: Path) -> None:
+    written(tmp_path / "jobs" / "small", "TP=4\n", "sizes.sh")
+    run = f"torchrun --nproc_per_node 8 pretrain_gpt.py {WORDS} --tensor-model-parallel-size $TP\n"
+    assert _job(tmp_path, f"cd jobs/small\nsource ./sizes.sh\n{run}").fields["tp"] == 4
+
+
 def test_mpirun_starts_a_script_on_every_rank(tmp_path: Path) -> None:
     written(tmp_path, f"python pretrain_gpt.py {WORDS} --tensor-model-parallel-size 4 --dist_url tcp://$1\n", "one_rank.sh")
     head = "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --ntasks-per-node=4\nnp=$(wc -l < hosts)\n"

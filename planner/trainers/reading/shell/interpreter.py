@@ -366,7 +366,7 @@ class _Follower:
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
         if self.directory and rest and not library.is_file(path):  # as the author's machine has it, or of a folder above
-            path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name)) or path
+            path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name, self.went)) or path
         path = path if self.directory is None or library.is_file(path) else called_from_above(self.directory, rest) or path
         if self.directory is None or not library.is_file(path):
             if rest:
