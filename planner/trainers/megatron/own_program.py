@@ -82,14 +82,14 @@ def _take_assigned(found: Arguments, trees: list[ast.Module]) -> None:
         target, value = node.targets[0], node.value
         if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) == "args" and isinstance(value, ast.Constant)):
             continue
-        name, said = target.attr, value.value
-        same = str(found.get(name)) == str(said) or (said in (None, False) and not found.get(name))
+        name, said, text = target.attr, value.value, str(value.value)
+        same = str(found.get(name)) == text or (said in (None, False) and not found.get(name))
         if same or not decides(name) or name == "transformer_impl":
             continue
         found.pop(name, None)
         if said not in (None, False):
-            found[name] = said if said is True else str(said)
-        found.notes.append(f"{found.spelled(name)} {said}: {found.program} sets it, whatever is said")
+            found[name] = True if said is True else text
+        found.notes.append(f"{found.spelled(name)} {text}: {found.program} sets it, whatever is said")
 
 
 def _modules(program: Path) -> list[ast.Module]:
