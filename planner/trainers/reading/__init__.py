@@ -177,12 +177,10 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
         if said.questions:
             ask(str(path), said.questions)
         raise
-    found = compared(path, reader, said, found)
+    found = by_batch(path, compared(path, reader, said, found))
     questions = _once([*said.questions, *found.questions])
     refuse_what_stays(path, said, questions)
-    hardware, named = by_batch(path, found)
-    notes = (*found.notes, *named, *other_machines(path, found))
-    return dataclasses.replace(found, questions=tuple(questions), hardware=hardware, notes=notes)
+    return dataclasses.replace(found, questions=tuple(questions), notes=(*found.notes, *other_machines(path, found)))
 
 
 def _once(questions: Sequence[Question]) -> list[Question]:

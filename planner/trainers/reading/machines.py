@@ -1,6 +1,7 @@
 """Machines other than GPUs, by the words of a file of any trainer: what is to be said of a plan that prices GPUs in their place."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from planner.errors import PlannerError
@@ -52,8 +53,8 @@ _NAMED = re.compile(r"(?:^|,)(?:gpu:)?([A-Za-z][\w.-]*):\d")
 """The name in --gres=gpu:a100:4 and in --gpus-per-node=mi250:8."""
 
 
-def by_batch(path: Path, found: Reading) -> tuple[str | None, tuple[str, ...]]:
-    """(profile, what is said of it) of the GPUs that a script asks its batch system for by name; the reading's own before it."""
+def by_batch(path: Path, found: Reading) -> Reading:
+    """A reading with the GPUs that a script asks its batch system for by name, where nothing else names them."""
     asked = batch_options(read_text(path)) if found.hardware is None else {}
     for option in ("gres", "gpus-per-node", "gpus-per-task", "gpus"):
         if (named := _NAMED.search(asked.get(option, ""))) is None:
@@ -61,9 +62,10 @@ def by_batch(path: Path, found: Reading) -> tuple[str | None, tuple[str, ...]]:
         try:
             profile = profile_named(named[1])
         except PlannerError:  # a partition's own word, or a card that is not in the library
-            return None, ()
-        return profile, (f"hardware {profile}: by #SBATCH --{option}={asked[option]}; --hardware names another",)
-    return found.hardware, ()
+            return found
+        note = f"hardware {profile}: by #SBATCH --{option}={asked[option]}; --hardware names another"
+        return replace(found, hardware=profile, notes=(*found.notes, note))
+    return found
 
 
 def _kind(path: Path, text: str) -> str | None:
