@@ -53,15 +53,6 @@ def test_layers_of_stages(tmp_path: Path, pp: str, words: str, ends: tuple[int, 
     assert (fields.get("first_stage_layers", 0), fields.get("last_stage_layers", 0), fields["vpp"]) == (*ends, 1)
 
 
-@pytest.mark.parametrize(
-    ("part", "words"), [("more", "[debug]\nmoe_force_load_balance = true"), ("training", "debug_moe_force_load_balance = true")]
-)
-def test_experts_balanced_by_force_are_priced_so(tmp_path: Path, part: str, words: str) -> None:
-    job = {"name": "deepseek_v3", "flavor": "16B"}
-    assert _read(tmp_path, **job).expert_imbalance is None
-    assert _read(tmp_path, **job, **{part: words}).expert_imbalance == 1.0
-
-
 def test_a_schedule_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="pipeline_parallel_schedule_csv is 'own.csv'.*--set parallelism.pipeline_parallel"):
         _read(tmp_path, pp="2", parallelism='pipeline_parallel_schedule_csv = "own.csv"')

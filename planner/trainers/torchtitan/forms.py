@@ -143,7 +143,6 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["untied"] = "llama3" in str(model.get("name", ""))
-    other["balanced"] = _table(data, "debug").get("moe_force_load_balance")
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     other["questions"] += require_states(path, _of_states(data))
     notes += [*own_layers(model), *of_replicas(data)]

@@ -13,7 +13,6 @@ from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading, model_asked
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
-from planner.trainers.reading.megatron_degrees import forced_balance
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
@@ -98,6 +97,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     unread = [
         one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")
     ]
+
     _require_language_model(path, unread)
     in_chunks = [one for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
@@ -148,7 +148,6 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture={"mtp_layers": other["mtp_layers"]} if other.get("mtp_layers") else {},
-        expert_imbalance=forced_balance(training.get("debug_moe_force_load_balance", other.get("balanced"))),
         notes=(*other.get("notes", ()), *passed, *notes_of(parallel, training, other, spec), *[NO_CHUNKS] * bool(in_chunks)),
     )  # fmt: skip
 
