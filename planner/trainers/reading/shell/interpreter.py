@@ -181,9 +181,8 @@ class _Follower:
 
     def aside(self, body: Nodes) -> tuple[Variables, list[Command], bool]:
         """(variables, commands, whether it fails) of a block that may not be taken."""
-        before, kept = self.variables, self.script.commands
+        before, kept, failed = self.variables, self.script.commands, False
         self.script.variables, self.script.commands = before.copy(), []
-        failed = False
         try:
             self.follow(body)
         except StopError as stopped:
