@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
+from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -69,3 +70,12 @@ def test_an_argument_of_a_group_of_logging_is_listed(tmp_path: Path) -> None:
 def test_an_argument_of_another_group_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="own_tester=false"):
         _read(tmp_path, "--own-tester me", title="Model")
+
+
+def test_what_a_program_sets_by_itself_goes_before_its_script(tmp_path: Path) -> None:
+    text = "def model_provider():\n    args = get_args()\n    args.recompute_granularity = 'full'\n    args.swiglu = False\n"
+    (tmp_path / "pretrain_own.py").write_text(text + PROGRAM)
+    (tmp_path / "run.sh").write_text(SCRIPT.format(words="--recompute-method uniform"))
+    found = read(tmp_path / "run.sh", None, Given())
+    assert found.fields["recompute"] == Recompute.FULL and found.model is not None and not found.model.gated
+    assert any("--swiglu False: pretrain_own.py sets it" in one for one in found.notes)

@@ -35,6 +35,14 @@ def test_context_parallelism_sends_as_its_variable_says(tmp_path: Path) -> None:
     assert _adapters(tmp_path).fields["cp_method"] == CpMethod.A2A
 
 
+def test_an_older_name_that_the_yaml_does_not_read_says_nothing(tmp_path: Path) -> None:
+    assert any("8 bits" in one for one in _adapters(tmp_path, "FP8_ACTIVATION=True").notes)
+    conf = "model:\n  tensor_model_parallel_size: ${oc.decode:${oc.env:TP,1}}\n  input_store: ${oc.decode:${oc.env:FP8_ACT,0}}\n"
+    written(tmp_path, conf, "llama2_70b_lora/conf/tuning.yaml")
+    assert not any("8 bits" in one for one in _adapters(tmp_path, "FP8_ACTIVATION=True").notes)
+    assert any("8 bits" in one for one in _adapters(tmp_path, "FP8_ACT=1").notes)
+
+
 def test_lengths_and_layers_of_mlperf(tmp_path: Path) -> None:
     found = _adapters(tmp_path, "MAX_SEQLEN=4096 OVERWRITTEN_NUM_LAYERS=8")
     assert found.sequence_length == 4096 and found.model is not None and found.model.num_layers == 8

@@ -179,6 +179,20 @@ def of_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+LEAST_OF_FLAT = 5
+"""Keys of a YAML that decide something: fewer, and they are not Megatron's."""
+
+
+def of_flat(text: str, where: str, given: Given) -> Arguments:
+    """The arguments of a YAML whose own keys they are, as launchers make flags of it; empty where hardly any key is one."""
+    data = library.parse_yaml(text, where)
+    found = of_mapping(data, where, given) if isinstance(data, dict) else Arguments(where)
+    if sum(map(decides, found)) < LEAST_OF_FLAT or any(isinstance(one, Mapping) for one in data.values()):
+        return Arguments(where)
+    ask_for_gaps(found, None)
+    return found
+
+
 def mapping_of(text: str, where: str) -> dict[str, Any]:
     """The mapping of arguments in a YAML text. Raises PlannerError."""
     data = library.parse_yaml(text, where)

@@ -27,6 +27,8 @@ RMS_NORM = ("RMSNorm", "use_rms_norm", "rms_norm", "use_rmsnorm", "rmsnorm")
 """Switches of forks for it."""
 ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "gelu": ""}
 """activation_func of Megatron's YAML -> its switch on command lines.  [training/yaml_arguments.py]"""
+GATED = {"swiglu": "swiglu", "geglu": "quick_geglu"}
+"""--glu-activation of BigScience -> the switch of Megatron for the same shapes."""
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
 """--context-parallel-algo of MindSpeed -> Megatron's communication."""
 RECOMPUTED = {"recompute_activation_function": "moe_act", "recompute_norm": "layernorm"}
@@ -64,7 +66,7 @@ DECIDES = re.compile(
 )
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
 HARMLESS = re.compile(
-    r"(?!.*(teacher|student)).*(algo|save|(?<!off)load|print|log(?!it)|path|dir|(?<!dif)fusion|filter|export|debug|target_|alpha|"
+    r"(?!.*(teacher|student|load_in_\d|save_(activ|mem|tensor))).*(algo|save|(?<!off)load|print|log(?!it)|path|dir|(?<!dif)fusion|filter|export|debug|target_|alpha|"
     r"dropout|rl_|rollout|sglang|vllm|num_shards|per_tok).*"
 )
 
@@ -77,8 +79,10 @@ def translate(found: Arguments, gpus: int | None) -> None:
         return
     if found.pop("router_gating_in_fp32", None):  # of MindSpeed
         found.setdefault("moe_router_dtype", "fp32")
-    if found.get("glu_activation") == "swiglu":
-        found["swiglu"] = bool(found.pop("glu_activation"))
+    if str(found.get("glu_activation")) in GATED:  # of BigScience, with the width that is said, or 4 hidden sizes
+        if not is_open(str(found.get("hidden_size"))):
+            found.setdefault("ffn_hidden_size", str(4 * found.number("hidden_size")))
+        found[GATED[found.pop("glu_activation")]] = True
     if str(found.get("activation_func")).lower() in ACTIVATIONS:
         word = ACTIVATIONS[str(found.pop("activation_func")).lower()]
         found |= {word: True} if word else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
-from planner.trainers.megatron.arguments import Arguments
+from planner.trainers.megatron.arguments import Arguments, decides
 from planner.trainers.megatron.around import USUAL, take_defaults, take_own_layers
 from planner.trainers.megatron.forks import RMS_NORM
 from planner.trainers.reading.programs import program_file
@@ -59,6 +59,7 @@ def _take_program(found: Arguments) -> None:
         if none and name not in found and not (name == "recompute_granularity" and found.get("recompute_activations")):
             found[name] = str(value)
             found.notes.append(f"{found.spelled(name)} {value} by args_defaults of {found.program}")
+    _take_assigned(found, trees[:1])
     nodes = [node for tree in trees for node in ast.walk(tree)]
     if any(_says_local(node) for node in nodes):
         take_own_layers(found, f"{found.program} takes Megatron's own layers alone, which keep scores without --use-flash-attn")
@@ -68,6 +69,27 @@ def _take_program(found: Arguments) -> None:
     if rms and "normalization" not in found and not any(found.get(one) for one in RMS_NORM):
         found["normalization"] = "RMSNorm"
         found.notes.append(f"--normalization RMSNorm: layers of {found.program} have it")
+
+
+STARTS = re.compile(r"provider|train|initiali|set_?up|^main$")
+"""Functions of a program that run before its first step."""
+
+
+def _take_assigned(found: Arguments, trees: list[ast.Module]) -> None:
+    """Takes constants that a program gives arguments by itself, args.bf16 = True, whatever its script says."""
+    functions = [one for tree in trees for one in tree.body if isinstance(one, ast.FunctionDef) and STARTS.search(one.name)]
+    for node in (one for function in functions for one in function.body if isinstance(one, ast.Assign)):
+        target, value = node.targets[0], node.value
+        if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) == "args" and isinstance(value, ast.Constant)):
+            continue
+        name, said, text = target.attr, value.value, str(value.value)
+        same = str(found.get(name)) == text or (said in (None, False) and not found.get(name))
+        if same or not decides(name) or name == "transformer_impl":
+            continue
+        found.pop(name, None)
+        if said not in (None, False):
+            found[name] = True if said is True else text
+        found.notes.append(f"{found.spelled(name)} {text}: {found.program} sets it, whatever is said")
 
 
 def _modules(program: Path) -> list[ast.Module]:

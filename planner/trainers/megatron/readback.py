@@ -17,6 +17,7 @@ from planner.trainers.megatron.arguments import (
     known_arguments,
     mapping_of,
     of_dump,
+    of_flat,
     of_mapping,
     of_sections,
     readable,
@@ -37,7 +38,7 @@ from planner.trainers.megatron.trainer_words import (
 )
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.megatron_degrees import padded_experts
+from planner.trainers.reading.megatron_degrees import forced_balance, padded_experts
 from planner.trainers.reading.shell.text import is_open, roots
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
@@ -80,6 +81,8 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         found = of_mapping(of_sections(mapping_of(text, where)), where, given)
         ask_for_gaps(found, None)
         return found
+    if where.endswith((".yaml", ".yml")) and (flat := of_flat(text, where, given)):
+        return flat
     if where.endswith((".py", ".ipynb")):
         raise PlannerError(f"{where}: a Python program that names arguments of Megatron; import the script or file that gives them")
     return of_script(text, where, given, directory)
@@ -96,7 +99,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found["seq_length" if name == "sequence_length" else name] = str(value)
     _strategy(found)
     _mixed_methods(found)
-    _of_dense_layers(found)
+    _of_dense_layers(found, given.spec())
     waiting = bool(found.questions)
     if found.get("no_cuda"):
         what = "--no-cuda: it trains on CPUs, which no plan is for; --set no_cuda=false imports the job for GPUs"
@@ -132,9 +135,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         batch = layout["micro_batch_size"] * gpus // degrees * found.number("gas", 1)
     if not batch:
         ask(found.where, [NEEDED["num_gpus"]])
-    evenly = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
-    for name in CAPACITY if evenly is not None else ():
-        del found[name]
+    evenly = _evenly(found, layout)
     trainer = header.group(3) if header else trainer_of(found, model)
     unread, noise = _unread(found, model)
     rank, targets = adapters(found)
@@ -145,6 +146,14 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, architecture={"vocab_size": found.rows} if found.rows else {},
         lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None, expert_imbalance=evenly,
     )  # fmt: skip
+
+
+def _evenly(found: Arguments, layout: dict[str, int]) -> float | None:
+    """Tokens of the busiest expert over the mean, where a capacity or a router of benchmarks says it; None = neither does."""
+    padded = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
+    for name in CAPACITY if padded is not None else ():
+        del found[name]
+    return padded or forced_balance(found.get("moe_router_force_load_balancing"))
 
 
 def _other_length(found: Arguments, given: Given) -> None:
@@ -182,11 +191,12 @@ def _other_method(found: Arguments) -> None:
         found.questions.append(Question(name="recompute_method", about=about, choices=METHODS))
 
 
-def _of_dense_layers(found: Arguments) -> None:
+def _of_dense_layers(found: Arguments, model: ModelSpec | None) -> None:
     """Leaves out modules whose recompute repeats nothing in dense layers of Transformer Engine."""
     names = found.get("recompute_modules")
     other = any(found.get(one) not in (None, False, "0", "1") for one in ("num_experts", "moe_num_experts"))
     other = other or any("latent_attention" in one and found[one] for one in found)
+    other = other or (model is not None and (model.is_moe or model.is_mla))
     if not isinstance(names, list) or other or found.get("transformer_impl") == "local":
         return
     still = [one for one in names if one in OF_EXPERTS]

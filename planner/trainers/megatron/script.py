@@ -72,6 +72,8 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         found.notes.append("torchrun without --nproc_per_node starts one process on a node")
     if script.missing:
         found.notes.append(f"scripts that it reads and that are not here: {', '.join(dict.fromkeys(script.missing))}")
+    if is_open(str(found.get("world_size"))):  # of mpirun or srun: how many GPUs is asked for once
+        del found["world_size"]
     ask_for_gaps(found, script, _said(given))
     _one_for_arguments(found, script)
     return found
@@ -189,7 +191,7 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
         if not under and values:
             flags.setdefault(name, values[0])
     if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(flags, ("n", "np"))):
-        return ranks
+        return ranks * ((_first(flags, _TORCHRUN) or 1) if any(name in flags for name in _TORCHRUN) else 1)
     if any(word == "jsrun" for one in words for word in one.split()) and (sets := _first(flags, ("nrs", "n"))):
         return sets * (_first(flags, ("gpu_per_rs", "g")) or 1)  # resource sets of Summit
     if (count := included_gpus(flags.get("include", ""))) is not None:

@@ -8,6 +8,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
+from planner.units import GIB
 from planner.workload import FP8_WEIGHTS
 
 FLASH = tuple(f"use_flash_attn{one}" for one in ("", "_v1", "_v2", "_triton", "_builder"))
@@ -52,7 +53,20 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
             f"{found.spelled(TORCH_SOFTMAX)}: attention is unfused and priced with the fused softmax; torch's own is slower and "
             "may keep scores in fp32 too, 4 bytes each"
         )
+    if found.get("no_bias_swiglu_fusion") and model.gated and found.get("recompute_granularity") != "full":
+        found.notes.append("--no-bias-swiglu-fusion: priced with the fused one; torch's keeps 2 bytes more per value of the MLP")
+    _note_masks(found)
     return spelled
+
+
+def _note_masks(found: Arguments) -> None:
+    """Says how much the masks take that Megatron's data loader makes of long sequences: a byte for each pair of tokens."""
+    without = any(found.get(one) for one in ("no_create_attention_mask_in_dataloader", "dataloader_inter_document_masking"))
+    without = without or found.get("create_attention_mask_in_dataloader") is False
+    size = found.number("micro_batch_size", 1) * found.number("seq_length") ** 2 / GIB
+    if size >= 1.0 and not without and not found.get("deepspeed"):
+        off = "--no-create-attention-mask-in-dataloader leaves them out"
+        found.notes.append(f"masks of the data loader, {size:.0f} GiB on each GPU, are not priced; {off}")
 
 
 def changes(name: str, key: str, value: str) -> bool:

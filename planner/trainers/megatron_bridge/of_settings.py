@@ -18,7 +18,7 @@ from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, w
 from planner.trainers.reading.configuration import Reading, batch_that_divides
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
+from planner.trainers.reading.megatron_degrees import degrees, forced_balance, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.shell.text import is_open
@@ -90,7 +90,8 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         sequence_length=length, precision=effective.precision(given), optimizer=_optimizer(given),
         lora_rank=given.size("peft.dim", 32) if adapters else 0,
         lora_targets=_targets(given) if adapters else "all",
-        frozen_weights=_frozen(given) if adapters else None, expert_imbalance=evenly,
+        frozen_weights=_frozen(given) if adapters else None,
+        expert_imbalance=evenly or forced_balance(given.get("model.moe_router_force_load_balancing")),
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])),
         notes=(*noted, *own, *notes, *packed, *changed, *(_adapters(given) if adapters else ())),
     )  # fmt: skip

@@ -68,8 +68,7 @@ def read(path: Path, given: Given) -> Reading:
         if name in values:
             values.setdefault(usual, values[name])
     conf = _conf(path)
-    if not script.missing:
-        values = {name: usual for _, name, usual in conf if usual not in ("", "null")} | values
+    values = values if script.missing else _as_read(values, conf)
     if "CPU_OFFLOADING" in values and not true(values["CPU_OFFLOADING"]):
         values.pop("CPU_OFFLOADING_NUM_LAYERS", None)
     words.check_recipe(str(path), values)
@@ -164,6 +163,14 @@ def _conf(path: Path) -> list[tuple[str, str, str]]:
                 if "tensor_model_parallel_size" in text and "oc.env" in text:
                     return [(key, name, usual.strip().strip("'\"")) for key, name, usual in CONF.findall(text)]
     return []
+
+
+def _as_read(values: dict[str, str], conf: list[tuple[str, str, str]]) -> dict[str, str]:
+    """Variables with what the YAML takes where they are unset, without the older name of one that it reads by its newer one."""
+    read = {name for _, name, _ in conf}
+    void = {*words.EIGHT_BITS} - read if read & {*words.EIGHT_BITS} else set()
+    usual = {name: text for _, name, text in conf if text not in ("", "null")}
+    return {name: text for name, text in (usual | values).items() if name not in void}
 
 
 def _of_adapters(reading: Reading, values: dict[str, str]) -> str:

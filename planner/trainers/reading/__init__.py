@@ -19,7 +19,7 @@ from planner.trainers.reading.given import (
     Question,
     ask,
 )
-from planner.trainers.reading.machines import other_machines
+from planner.trainers.reading.machines import by_batch, other_machines
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.settled import ask_what_else_is_open, refuse_what_stays
@@ -177,7 +177,7 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
         if said.questions:
             ask(str(path), said.questions)
         raise
-    found = compared(path, reader, said, found)
+    found = by_batch(path, compared(path, reader, said, found))
     questions = _once([*said.questions, *found.questions])
     refuse_what_stays(path, said, questions)
     text = read_text(path)

@@ -1,18 +1,23 @@
 """Machines other than GPUs, by the words of a file of any trainer: what is to be said of a plan that prices GPUs in their place."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from planner.errors import PlannerError
+from planner.hardware.names import profile_named
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.shell.starting import batch_options
 from planner.trainers.reading.values import read_text
 
 NAMES = {
     "tpu": "TPUs", "xla": "TPUs", "npu": "NPUs", "ascend": "NPUs", "xpu": "GPUs of Intel (xpu)", "hpu": "Gaudi (hpu)",
     "gaudi": "Gaudi (hpu)", "habana": "Gaudi (hpu)", "mps": "Apple GPUs (mps)", "neuron": "Trainium", "trainium": "Trainium",
+    "dcu": "DCUs of Hygon",
 }  # fmt: skip
 """Words of folders and of values -> the machines that they are of."""
 _ANY = "|".join(NAMES)
-_FOLDER = re.compile(r"(?i)(?:^|[_\W])(tpu|npu|ascend|xpu|hpu|gaudi|habana|mps|trainium)(?:$|[_\W]|\d)")
+_FOLDER = re.compile(r"(?i)(?:^|[_\W])(tpu|npu|ascend|xpu|hpu|gaudi|habana|mps|trainium|dcu)(?:$|[_\W]|\d)")
 _VALUE = re.compile(
     rf"(?im)^[^#\n]{{0,200}}?(?:device|backend|accelerator|platform|distributed_type)(?:_?type)?[\"']?[ \t]*(?::|=|[ \t])[ \t]*"
     rf"[\"']?(?:multi_)?({_ANY})\b(?![^\n]*\bif\b)"
@@ -28,6 +33,7 @@ _SIGNS = (
     ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
             r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
     ("xpu", r"^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("dcu", r"^#SBATCH +--gres[= ]dcu\b|^(?![ \t]*#).*\bhipprof\b"),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
 """What only files of these machines have: modules, classes, variables of their runtimes."""
@@ -41,6 +47,25 @@ def other_machines(path: Path, found: Reading) -> tuple[str, ...]:
     if kind is None:
         return ()
     return (f"it is for {NAMES[kind]}: the GPUs of this plan are a stand-in, with kernels of GPUs; --hardware names others",)
+
+
+_NAMED = re.compile(r"(?:^|,)(?:gpu:)?([A-Za-z][\w.-]*):\d")
+"""The name in --gres=gpu:a100:4 and in --gpus-per-node=mi250:8."""
+
+
+def by_batch(path: Path, found: Reading) -> Reading:
+    """A reading with the GPUs that a script asks its batch system for by name, where nothing else names them."""
+    asked = batch_options(read_text(path)) if found.hardware is None else {}
+    for option in ("gres", "gpus-per-node", "gpus-per-task", "gpus"):
+        if (named := _NAMED.search(asked.get(option, ""))) is None:
+            continue
+        try:
+            profile = profile_named(named[1])
+        except PlannerError:  # a partition's own word, or a card that is not in the library
+            return found
+        note = f"hardware {profile}: by #SBATCH --{option}={asked[option]}; --hardware names another"
+        return replace(found, hardware=profile, notes=(*found.notes, note))
+    return found
 
 
 def _kind(path: Path, text: str) -> str | None:

@@ -32,3 +32,9 @@ def padded_experts(factor: object, padded: object, ranks: int) -> float | None:
     text = str(factor)
     known = padded in (True, "True", "true") and re.fullmatch(r"[1-9]\d?(\.\d{1,4})?", text) is not None
     return float(text) if known and (ranks > 1 or float(text) == 1.0) else None
+
+
+def forced_balance(said: object) -> float | None:
+    """The same where routers send every expert as many tokens by force, as benchmarks do; None = they do not.
+    [transformer/moe/moe_utils.py, apply_random_logits]"""
+    return 1.0 if said in (True, "True", "true") else None

@@ -169,7 +169,7 @@ class Expansion:
 
     def values(self, name: str, subscript: str | None, quoted: bool) -> None:
         """The value of a variable; "${A[@]}" is as many fields as A has elements."""
-        value = self.listed() if name in "@*" else self.variables.get(name)
+        value = self.variables.positions if name in "@*" else self.variables.get(name)
         if name == "#":
             value = str(len(self.variables.positions))
         if isinstance(value, list):
@@ -187,10 +187,6 @@ class Expansion:
             value = self.variables.text(f"{name}[{joined(subscript or '', self.variables)}]")
         self.add(gap([name]) if value is None else value, quoted)
 
-    def listed(self) -> list[str]:
-        """Positional parameters."""
-        return self.variables.positions
-
     def parameter(self, inner: str, quoted: bool) -> None:
         """``${...}``."""
         variables = self.variables
@@ -198,7 +194,9 @@ class Expansion:
         if count and inner != "#":
             value = variables.get(count[1])
             written = isinstance(value, list) and bool(value) and all(re.fullmatch("\ue000.*\ue001", one) for one in value)
-            self.add(gap([count[1]]) if value is None or written or MAYBE in str(value) else str(len(value)), quoted)
+            value = value.split() if count[2] and isinstance(value, str) else value
+            names = [] if written else [count[1]]  # of what a command writes the count is asked for
+            self.add(gap(names) if value is None or written or MAYBE in str(value) else str(len(value)), quoted)
             return
         places = re.fullmatch(r"!(\w+)\[[@*]\]", inner)
         if places and isinstance(value := variables.get(places[1]), list) and MAYBE not in str(value):

@@ -71,7 +71,7 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
 
 class _Follower:
     def __init__(self, where: str, variables: Variables, directory: Path | None) -> None:
-        self.where, self.directory = where, directory
+        self.where, self.directory, self.went = where, directory, directory
         self.script = Script(variables)
         self.functions: dict[str, Nodes] = {}
         self.steps = self.depth = 0
@@ -181,9 +181,8 @@ class _Follower:
 
     def aside(self, body: Nodes) -> tuple[Variables, list[Command], bool]:
         """(variables, commands, whether it fails) of a block that may not be taken."""
-        before, kept = self.variables, self.script.commands
+        before, kept, failed = self.variables, self.script.commands, False
         self.script.variables, self.script.commands = before.copy(), []
-        failed = False
         try:
             self.follow(body)
         except StopError as stopped:
@@ -207,7 +206,8 @@ class _Follower:
             return
         words = [one for raw in node.words for one in expanded(raw, self.variables)]
         if not words and not self.depth and any(re.search(r"\$[@*]", raw) for raw in node.words):
-            words = [gap([node.name])]  # who calls the script says them
+            apart = all(isinstance(one, Branch | Case) for one in node.body) and not self.aside(node.body)[1]
+            words = [] if apart else [gap([node.name])]  # who calls the script says them; of options none are given
         if not words:
             return
         if counts(words, node.body, bool(len(words) > 1 and self.aside(node.body)[1])):
@@ -273,7 +273,8 @@ class _Follower:
             self.written = None
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.submitted(self.script.documents[-1][1])
-        if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
+        self.went = self.directory / rest[0] if name == "cd" and self.directory and rest else self.went
+        if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place], self.went)) is not None:
             self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
         self.script.edits += [rest] * (name == "sed")
         if name in ("exit", "return"):
@@ -365,7 +366,7 @@ class _Follower:
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
         if self.directory and rest and not library.is_file(path):  # as the author's machine has it, or of a folder above
-            path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name)) or path
+            path = (at_end(self.directory, path) if os.path.isabs(rest) else script_near(self.directory, name, self.went)) or path
         path = path if self.directory is None or library.is_file(path) else called_from_above(self.directory, rest) or path
         if self.directory is None or not library.is_file(path):
             if rest:
@@ -376,8 +377,7 @@ class _Follower:
     def started(self, file: Path, arguments: list[str]) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
         text, before, positions = cleaned(read_text(file)), dict(self.variables.values), self.variables.positions
-        self.script.batch = {**batch_options(text), **self.script.batch}
-        self.variables.positions = arguments
+        self.script.batch, self.variables.positions = {**batch_options(text), **self.script.batch}, arguments
         self.deeper(parse(text, str(file)))
         self.variables.values, self.variables.positions = before, positions
 

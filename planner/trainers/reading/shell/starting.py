@@ -89,19 +89,21 @@ def script_place(words: list[str]) -> int:
 
 
 def before_shell(words: list[str]) -> list[str]:
-    """The words of srun before a shell that it starts on every node."""
+    """The words of srun or mpirun before a shell that it starts on every node."""
     shell = next((i for i, word in enumerate(words) if word in SHELLS), 0)
-    return words[:shell] if words[0] == "srun" else []
+    return words[:shell] if words[0] in ON_NODES else []
 
 
 SHELLS = ("bash", "sh", "zsh")
+ON_NODES = ("srun", "mpirun", "mpiexec")
+"""Commands that start another one on every node."""
 
 
 def place_of_file(words: list[str]) -> int:
     """Place of the script that bash, sbatch or its own name starts; -1 = none."""
     script = rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)"
     skipped = len(before_shell(words))
-    if words[0] == "srun" and not skipped:  # without a shell: srun --nodes 2 ./node.sh
+    if words[0] in ON_NODES and not skipped:  # without a shell: srun --nodes 2 ./node.sh
         return next((i for i, word in enumerate(words) if not word.startswith("-") and re.fullmatch(script, word)), -1)
     first = skipped + 1 if words[skipped] in (*SHELLS, "sbatch") else 0
     place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
@@ -110,8 +112,8 @@ def place_of_file(words: list[str]) -> int:
 
 
 def before_file(words: list[str], place: int) -> list[str]:
-    """The words of srun before a script that it starts on every node, and the shell before it."""
-    return words[: place - (words[place - 1] in SHELLS)] if words[0] == "srun" else []
+    """The words of srun or mpirun before a script that it starts on every node, and the shell before it."""
+    return words[: place - (words[place - 1] in SHELLS)] if words[0] in ON_NODES else []
 
 
 def at_end(folder: Path, path: Path) -> Path | None:
@@ -183,9 +185,12 @@ def read_line(words: list[str], line: str | None, marks: str | Sequence[str]) ->
     return {**first, names[-1]: between[0].join(parts[len(names) - 1 :])}
 
 
-def script_near(directory: Path | None, name: str) -> Path | None:
-    """A script that lies in the folder of another one or above; of a path of another machine its end counts."""
+def script_near(directory: Path | None, name: str, went: Path | None = None) -> Path | None:
+    """A script that lies in the folder of another one or above, or where that one ``went``; of a path of another machine its end
+    counts."""
     folders = [] if directory is None else [directory, *list(directory.resolve().parents)[:4]]
+    if went is not None and library.is_file(went / name):
+        return went / name
     parts = [one for one in name.rpartition(CLOSE)[2].split("/") if one]
     ends = ["/".join(parts[i:]) for i in range(len(parts))] if is_open(name) or name.startswith("/") else []
     tried = [one / end for end in ([] if is_open(name) else [name]) + ends for one in folders]
