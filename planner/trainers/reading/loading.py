@@ -45,6 +45,7 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found.setdefault("attn_implementation", "flash_attention_2")
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
     found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
+    found |= {"by_trainer": True} if script.calls("LoraConfig") and not script.calls("get_peft_model") else {}
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
     if bits is None and given is not None and (other := _other_bits(script)) is not None:
         return found | other
