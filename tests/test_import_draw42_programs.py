@@ -145,3 +145,29 @@ def test_adapters_that_a_program_casts_are_said(tmp_path: Path, option: str) -> 
     text = text.replace("args = p", f"{CASTS}args = p")
     found = _run(tmp_path, text, f"python tune.py --batch 2 --bf16 {option}", max_length="512", fsdp="no_shard")
     assert any("its program casts adapters to bf16" in one for one in found.notes) == (option == "True")
+
+
+ENGINE = '{"bf16": {"enabled": BF16}, "zero_optimization": {"stage": STAGE}, "train_micro_batch_size_per_gpu": "auto"}'
+
+
+@pytest.mark.parametrize(("half", "stage", "base"), [("true", 3, "bf16"), ("true", 2, "bf16"), ("false", 2, "fp32")])
+def test_deepspeed_in_half_precision_casts_frozen_weights_too(tmp_path: Path, half: str, stage: int, base: str) -> None:
+    """A program that loads in fp32: its dtype changes nothing under DeepSpeed in bf16, and is not asked for."""
+    written(tmp_path, ENGINE.replace("BF16", half).replace("STAGE", str(stage)), "ds.json")
+    text = SHARDED.replace('dtype="bfloat16"', "").replace("bf16=True", f"bf16={half.title()}, deepspeed='ds.json'")
+    text = text.replace(', fsdp="full_shard auto_wrap", fsdp_config=words', "")
+    found = _run(tmp_path, text, "torchrun --nproc_per_node=2 tune.py --batch 2")
+    assert (found.frozen_weights, found.fields["zero"]) == (base, stage)
+    command = "torchrun --nproc_per_node=2 elsewhere.py --model_name_or_path Qwen/Qwen3-8B --use_lora True --lora_r 8 "
+    command += f"--bf16 {half.title()} "
+    command += "--per_device_train_batch_size 2 --model_max_length 512 --lora_target_modules q_proj,v_proj --deepspeed ds.json"
+    asked = [one.name for one in read(written(tmp_path, f"{command}\n", "job.sh"), None, Given()).questions]
+    assert ("torch_dtype" in asked) == (half == "false")
+
+
+def test_deepspeed_brings_tables_back(tmp_path: Path) -> None:
+    written(tmp_path, ENGINE.replace("BF16", "true").replace("STAGE", "2"), "ds.json")
+    recipe = QLORA.replace("BF16", "true").replace("FP16", "false")
+    written(tmp_path, "trl==0.7.4\n", "requirements.txt")
+    found = read(written(tmp_path, f"{recipe}deepspeed: ds.json\n", "sft.yaml"), "trl", Given(num_gpus=2))
+    assert found.frozen_weights == "nf4" and not any("fp32" in one for one in found.notes)

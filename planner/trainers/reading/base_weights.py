@@ -45,13 +45,15 @@ class Adapted:
     """FSDP or ZeRO 3 load the base."""
     everywhere: bool
     """Adapters are on all linear layers."""
+    engine: bool
+    """DeepSpeed turns all weights into half precision."""
 
 
 def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options of the trainer, notes) of a job with adapters."""
     trainer, frozen = job.trainer, job.frozen
     spec = spec_of(given, model)
-    quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, job.sharded)
+    quantises, casts = given.flag("quantize_moe_experts"), False if job.engine else _casts(given, trainer, job.sharded)
     back = _brings_back(given, trainer, frozen, job.precision)
     notes = [*_of_tables(trainer, spec, frozen, False if back else casts)]
     if spec is None or not spec.is_moe:
@@ -162,7 +164,7 @@ def _old(given: Settings) -> bool:
 def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[str, ...]:
     """Note about adapters in bf16, which are priced in fp32."""
     who = "its program casts adapters to bf16" if given.flag(CAST) else "TRL since 0.26 casts adapters beside such a base to bf16"
-    if not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given)):
+    if job.engine or (not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given))):
         return ()
     spec, by = spec_of(given, model), ""
     if spec is not None:

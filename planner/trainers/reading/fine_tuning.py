@@ -179,6 +179,12 @@ def reading(job: FineTuning) -> Reading:
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1]))
 
 
+def casts_all(sharding: Sharding, precision: str) -> bool:
+    """Whether DeepSpeed's engine turns all weights into half precision, frozen ones too.  [runtime/engine.py:
+    _configure_distributed_model]"""
+    return sharding.kind == "deepspeed" and precision in ("bf16", "fp16")
+
+
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options of the trainer, notes) about frozen weights and adapters of what is no linear layer."""
     stored = base_weights.stored_in_fewer(job.given, model, str(job.model or ""), frozen if job.lora_rank else "bf16")
@@ -187,7 +193,7 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
     of = base_weights.Adapted(
         trainer=job.trainer, frozen=frozen, precision=job.precision, rank=job.lora_rank, sharded=sharded,
-        everywhere=job.lora_targets == "all",
+        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision),
     )  # fmt: skip
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
