@@ -87,9 +87,32 @@ def test_other_programs_without_options_are_no_training(tmp_path: Path) -> None:
 
 def test_a_job_with_one_gpu_is_on_one_gpu(tmp_path: Path) -> None:
     written(tmp_path, SHARDED.replace("CHECKPOINTS", "False"), "tune.py")
-    for lines, gpus in (("#SBATCH --gres=gpu:h100:1\n", 1), ("#SBATCH --gres=gpu:1\n#SBATCH --nodes=2\n", None), ("", None)):
+    for options, gpus in (
+        ("gres=gpu:h100:1", 1), ("gres=gpu:1 nodes=2", None), ("", None), ("gres=gpu:2 ntasks=2 nodes=1", 2), ("gres=gpu:2", None),
+    ):  # fmt: skip
+        lines = "".join(f"#SBATCH --{one}\n" for one in options.split())
         text = f"#!/bin/bash\n{lines}srun python tune.py --batch 2\n"
         assert read(written(tmp_path, text, "job.sh"), None, Given()).num_gpus == gpus
+
+
+def test_ranks_of_mpirun_and_a_program_behind_many_options(tmp_path: Path) -> None:
+    """The program stands behind more words than a launcher of one node has."""
+    written(tmp_path, BARE, "tune.py")
+    options = "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x PATH -mca pml ob1 -mca btl ^openib"
+    text = f"#!/bin/bash\nEACH=4\nmpirun -np $(($EACH * 2)) -npernode $EACH -hostfile hosts {options} python tune.py\n"
+    found = read(written(tmp_path, text, "job.sh"), None, Given(settings={"max_length": "512", "fsdp": "no_shard"}))
+    assert (found.num_gpus, found.fields["dp"], found.lora_rank) == (8, 8, 8)
+
+
+def test_the_dtype_of_keywords_that_are_not_followed_is_asked_for(tmp_path: Path) -> None:
+    text = BARE.replace('"Qwen/Qwen2.5-3B", dtype="bfloat16"', '"Qwen/Qwen2.5-3B", **job.words(config)')
+    written(tmp_path, text, "tune.py")
+    settings = {"max_length": "512", "fsdp": "no_shard"}
+    found = read(tmp_path / "tune.py", None, Given(num_gpus=1, settings=settings))
+    assert [one.name for one in found.questions] == ["torch_dtype"]
+    for dtype, base in (("bfloat16", "bf16"), ("float32", "fp32")):
+        answered = Given(num_gpus=1, settings={**settings, "torch_dtype": dtype})
+        assert read(tmp_path / "tune.py", None, answered).frozen_weights == base
 
 
 RECIPE = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\n"

@@ -53,7 +53,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
         fits = [own_program]
-    if not fits and run and starts_a_trainer(path, run):
+    if not fits and run and starts_a_trainer(path, whole):
         fits = ["transformers"]
     alone = path.suffix == ".py" and "__main__" in text and trains_with(text) is None
     if not fits and alone and load("trl", "readback").in_modules(path):

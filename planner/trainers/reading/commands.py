@@ -245,8 +245,11 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     if each is None and is_open(script.variables.text("NNODES") or ""):  # NNODES=$WORLD_SIZE: the environment says it
         return None
     each = each or _variable(script, "NPROC_PER_NODE")
-    if each is None and gpus_on_node(script.batch) == 1 and script.batch.get("nodes", "1") == "1":
-        return 1  # whatever starts it has no other
+    if each is None and {"mpirun", "mpiexec"} & set(names) and (ranks := launcher.number("np", "n")):
+        return ranks
+    asked = (gpus_on_node(script.batch) or 0) * (_count(script.batch.get("nodes", "1")) or 0)
+    if each is None and (asked == 1 or ("srun" in names and asked and asked == _count(script.batch.get("ntasks")))):
+        return asked  # whatever starts it has no others, or each of its tasks has one
     if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None
     return each * nodes if each else None

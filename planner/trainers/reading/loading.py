@@ -64,6 +64,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
         found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
+    if load is not None and "dtype" not in found and any(one.startswith("**") for one in words):
+        found["torch_dtype"] = gap(["torch_dtype"])
     return found
 
 
