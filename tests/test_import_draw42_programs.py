@@ -152,6 +152,14 @@ def test_what_trl_casts_beside_a_quantised_base_is_said(tmp_path: Path, pin: str
     assert any("adapters beside such a base to bf16" in one and "too high by 0.6 GiB" in one for one in found.notes) == adapters
 
 
+@pytest.mark.parametrize("name", ["environment.yml", "sft-env.yaml", "conda_env.yml"])
+def test_versions_that_an_environment_of_conda_pins(tmp_path: Path, name: str) -> None:
+    written(tmp_path, "name: sft\ndependencies:\n  - pip:\n      - transformers==4.56.2\n      - trl==0.23.0\n", name)
+    recipe = written(tmp_path, f"{RECIPE}max_length: 1024\n", "sft.yaml")
+    found = read(recipe, "trl", Given(num_gpus=1, settings={"fsdp": "no_shard"}))
+    assert (found.questions, found.fields["recompute"]) == ((), Recompute.FULL)
+
+
 CASTS = """
 def finish(model, args):
     for name, module in model.named_modules():
