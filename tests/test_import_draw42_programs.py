@@ -126,6 +126,31 @@ def test_kto_pair_is_a_loss_of_dpo(tmp_path: Path, name: str) -> None:
         read(written(tmp_path, recipe.replace("kto_pair", "kto"), "dpo.yaml"), "trl", Given())
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "apo_zero", "exo_pair", "[sigmoid, bco_pair]", "sigmoid_norm"])
+def test_losses_of_trl_are_no_question(tmp_path: Path, loss: str) -> None:
+    recipe = f"{RECIPE}beta: 0.1\nmax_length: 1024\nloss_type: {loss}\ngradient_checkpointing: true\n"
+    found = read(written(tmp_path, recipe, "dpo.yaml"), "trl", Given(num_gpus=1, settings={"fsdp": "no_shard"}))
+    assert (found.objective, found.questions) == ("dpo", ())
+
+
+def test_a_loss_that_trl_does_not_have_is_asked_for(tmp_path: Path) -> None:
+    """A program of its own may pass a list of answers where TRL passes a pair."""
+    recipe = f"{RECIPE}beta: 0.1\nmax_length: 1024\nloss_type: listwise\nlist_size: 8\ngradient_checkpointing: true\n"
+    file = written(tmp_path, recipe, "dpo.yaml")
+    settings = {"fsdp": "no_shard"}
+    assert [one.name for one in read(file, "trl", Given(num_gpus=1, settings=settings)).questions] == ["loss_type"]
+    assert read(file, "trl", Given(num_gpus=1, settings={**settings, "loss_type": "sigmoid"})).objective == "dpo"
+
+
+def test_a_compiled_model_under_deepspeed_has_a_note(tmp_path: Path) -> None:
+    written(tmp_path, ENGINE.replace("BF16", "true").replace("STAGE", "3"), "ds.json")
+    recipe = f"{RECIPE}max_length: 1024\ngradient_checkpointing: true\ntorch_compile: true\n"
+    for more, noted in (("deepspeed: ds.json\n", True), ("fsdp: full_shard auto_wrap\n", False)):
+        found = read(written(tmp_path, recipe + more, "sft.yaml"), "trl", Given(num_gpus=2))
+        assert any("torch.compile is not priced" in one for one in found.notes) == noted
+        assert ("compile=on" in found.trainer) != noted
+
+
 QLORA = """model_name_or_path: Qwen/Qwen2.5-7B
 per_device_train_batch_size: 2
 gradient_accumulation_steps: 4

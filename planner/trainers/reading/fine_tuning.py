@@ -161,6 +161,8 @@ def reading(job: FineTuning) -> Reading:
     states, paged = _states(*_optimizer(job), trainer, where)
     noted = (*noted, *low, *apart)
     known = _options(trainer)
+    if job.options.get("compile") == "on" and "compile" not in known:
+        noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
     options = {name: value for name, value in {**job.options, **tensors}.items() if value in known.get(name, ())}
     if not job.lora_rank:
         options.pop("adapter_dropout", None)

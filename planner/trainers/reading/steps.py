@@ -3,7 +3,7 @@
 import re
 
 from planner.errors import shown
-from planner.trainers.reading.given import OtherStepError
+from planner.trainers.reading.given import OtherStepError, Question
 from planner.trainers.reading.settings import Settings
 
 NOT_LM = {
@@ -65,9 +65,27 @@ def objective_of(given: Settings, script: str) -> str:
         raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled{by}; supervised fine-tuning and DPO are{also}")
     if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
         return "lm"
-    if given.built:
+    if given.built == "lm":
         return given.built
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called
-    return "dpo" if preference or ("dpo" in words and not supervised) else "lm"
+    found = "dpo" if given.built or preference or ("dpo" in words and not supervised) else "lm"
+    if found == "dpo":
+        _ask_for_the_loss(given)
+    return found
+
+
+LOSSES = ("sigmoid", "hinge", "ipo", "robust", "sppo_hard", "discopop", "apo_zero", "apo_down", "sft", "aot", "aot_unpaired",
+          "kto", "bco", "nca", "exo")  # fmt: skip
+"""Losses of DPOTrainer, some of them with _pair or _norm behind.  [trl/trainer/dpo_trainer.py: dpo_loss]"""
+
+
+def _ask_for_the_loss(given: Settings) -> None:
+    """Asks about a loss that is none of TRL's: a program of its own may pass other sequences than those of a pair."""
+    said = given.get("loss_type", "sigmoid")
+    for one in said if isinstance(said, list) else re.split(r"[,\s]+", str(said).strip("[]")):
+        word = str(one).strip("'\"")
+        if word and re.sub("_(pair|norm)$", "", word.lower()) not in LOSSES:
+            what = f"{shown(word)} is no loss of TRL: its program may pass other sequences, which is not priced"
+            given.ask(Question(name="loss_type", about=f"{what}; sigmoid imports it as DPO of pairs", choices=("sigmoid",)))
