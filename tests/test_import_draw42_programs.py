@@ -67,6 +67,16 @@ def test_a_loop_that_casts_weights_decides_what_the_base_lies_in(tmp_path: Path,
     assert _run(tmp_path, text, **settings).frozen_weights == base
 
 
+def test_a_loop_behind_adapters_of_another_function_leaves_the_base(tmp_path: Path) -> None:
+    made = 'model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))'
+    text = LOOP.replace(made, "model = adapted(model)").replace("BEFORE", "").replace("BEHIND", TRAINED)
+    text = text.replace("p = argparse", f"def adapted(model):\n    {made}\n    return model\np = argparse")
+    assert _run(tmp_path, text, max_length="512", fsdp="no_shard").frozen_weights == "bf16"
+    early = LOOP.replace(made, f"config = LoraConfig(r=8, target_modules=['q_proj', 'v_proj'])\n{TRAINED}\n{made}")
+    found = _run(tmp_path, early.replace("BEFORE", "").replace("BEHIND", ""), max_length="512", fsdp="no_shard")
+    assert found.frozen_weights == "fp32"
+
+
 BARE = LOOP.replace("BEFORE", "").replace("BEHIND", "").replace("args.batch", "4").replace("p.parse_args()", "None")
 BARE = "\n".join(line for line in BARE.splitlines() if not line.startswith(("p.", "p =", "import argparse", "args")))
 PREPARES = "#SBATCH --gres=gpu:a100:1\nPY=/opt/env/bin/python3\nmkdir -p out\n$PY -c 'import trl'\ncd $(mktemp -d)\n"

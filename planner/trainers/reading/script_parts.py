@@ -139,12 +139,14 @@ def _turns_into(script: Script, call: ast.Call) -> str | None:
 
 def _one_by_one(script: Script, load: ast.Call, holds: Sequence[str]) -> dict[str, Any]:
     """The dtype that a loop turns all weights of a model into: param.data = param.data.to(torch.float32). Of those that are trained
-    these are all before adapters are made, and no base behind."""
-    adapted = min((one.lineno for one in script.calls("get_peft_model", "LoraConfig")), default=0)
+    these are all before adapters are made, and no base behind; adapters that another function makes may be there."""
+    homes = {id(node): one for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef) for node in ast.walk(one)}
+    adapted = script.calls("get_peft_model", "add_adapter")
     found: dict[str, Any] = {}
     for loop in (one for one in ast.walk(script.tree) if isinstance(one, ast.For)):
         over = re.search(r"(\w+)\.(named_)?parameters\(\)", text := ast.unparse(loop.iter))
-        some = "requires_grad" in text and 0 < adapted < loop.lineno
+        behind = (homes.get(id(one)) is not homes.get(id(loop)) or one.lineno < loop.lineno for one in adapted)
+        some = "requires_grad" in text and any(behind)
         if over is None or over[1] not in holds or some or loop.lineno < load.lineno:
             continue
         for one in loop.body:  # not under conditions, which are of norms mostly
