@@ -114,13 +114,25 @@ def test_ranks_of_mpirun_and_a_program_behind_many_options(tmp_path: Path) -> No
     assert (found.num_gpus, found.fields["dp"], found.lora_rank) == (8, 8, 8)
 
 
-def test_the_dtype_of_keywords_that_are_not_followed_is_asked_for(tmp_path: Path) -> None:
-    text = BARE.replace('"Qwen/Qwen2.5-3B", dtype="bfloat16"', '"Qwen/Qwen2.5-3B", **job.words(config)')
-    written(tmp_path, text, "tune.py")
-    settings = {"max_length": "512", "fsdp": "no_shard"}
+SPREAD = """
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+login = {"token": KEY} if KEY else {}
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-3B", WORDS)
+args = SFTConfig(per_device_train_batch_size=2, max_length=512, bf16=True, gradient_checkpointing=True)
+adapters = LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
+SFTTrainer(model=model, args=args, train_dataset=d, peft_config=adapters).train()
+"""
+
+
+@pytest.mark.parametrize(("words", "asked"), [("**job.words(config)", ["torch_dtype"]), ("**login", [])])
+def test_the_dtype_of_keywords_that_are_not_followed_is_asked_for(tmp_path: Path, words: str, asked: list[str]) -> None:
+    written(tmp_path, SPREAD.replace("WORDS", words), "tune.py")
+    settings = {"fsdp": "no_shard"}
     found = read(tmp_path / "tune.py", None, Given(num_gpus=1, settings=settings))
-    assert [one.name for one in found.questions] == ["torch_dtype"]
-    for dtype, base in (("bfloat16", "bf16"), ("float32", "fp32")):
+    assert [one.name for one in found.questions] == asked
+    for dtype, base in (("bfloat16", "bf16"), ("float32", "fp32")) if asked else ():
         answered = Given(num_gpus=1, settings={**settings, "torch_dtype": dtype})
         assert read(tmp_path / "tune.py", None, answered).frozen_weights == base
 
