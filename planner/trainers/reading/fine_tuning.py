@@ -21,7 +21,7 @@ from planner.trainers.reading.model_notes import of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.sharding import Sharding
+from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.values import not_priced, quotient, switch_of
 from planner.workload import LORA_WHOLE
 
@@ -179,12 +179,6 @@ def reading(job: FineTuning) -> Reading:
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1]))
-
-
-def casts_all(sharding: Sharding, precision: str) -> bool:
-    """Whether DeepSpeed's engine turns all weights into half precision, frozen ones too.  [runtime/engine.py:
-    _configure_distributed_model]"""
-    return sharding.kind == "deepspeed" and precision in ("bf16", "fp16")
 
 
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:

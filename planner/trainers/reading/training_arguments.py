@@ -21,7 +21,7 @@ from planner.trainers.reading.fine_tuning import (
 )
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
-from planner.trainers.reading.sharding import Sharding
+from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.versions import newer
@@ -128,7 +128,7 @@ def parse(
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
     precision = _precision(given, habits, half, found)
-    engine = fine_tuning.casts_all(found, precision)
+    engine = casts_all(found, precision)
     usual = "kept" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
     options = {**_options(given), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
