@@ -41,7 +41,9 @@ def test_what_a_trainer_loads_its_model_with_stands_in_its_program(tmp_path: Pat
     words = "kwargs = dict(use_cache=False, torch_dtype=torch.bfloat16)\ntraining_args.model_init_kwargs = kwargs"
     found = script(tmp_path, TRL % words, COMMAND)
     assert (names(found), found.frozen_weights) == ([], "bf16")
-    assert "torch_dtype" in names(script(tmp_path, TRL % "", COMMAND))
+    alone = COMMAND.replace("--use_deepspeed --zero_stage 2", "--multi_gpu")  # DeepSpeed brings all weights to bf16 by itself
+    assert "torch_dtype" in names(script(tmp_path, TRL % "", alone))
+    assert (found.frozen_weights, names(script(tmp_path, TRL % "", COMMAND))) == ("bf16", [])
 
 
 @pytest.mark.parametrize(("kwargs", "frozen"), [

@@ -25,6 +25,7 @@ from planner.trainers.reading.settings import beside
 from planner.trainers.reading.settled import ask_what_else_is_open, refuse_what_stays
 from planner.trainers.reading.several import compared
 from planner.trainers.reading.shell import ends_early, evaluate
+from planner.trainers.reading.shell.built_in import bare_programs
 from planner.trainers.reading.values import read_text
 
 
@@ -52,7 +53,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
         fits = [own_program]
-    if not fits and run and starts_a_trainer(path, run):
+    if not fits and run and starts_a_trainer(path, whole):
         fits = ["transformers"]
     alone = path.suffix == ".py" and "__main__" in text and trains_with(text) is None
     if not fits and alone and load("trl", "readback").in_modules(path):
@@ -115,7 +116,8 @@ def _commands(path: Path, text: str, said: Given) -> list[list[str]]:
     if _ending(path, text) not in SHELL:
         return []
     try:
-        return [one.words for one in evaluate(text, str(path), said.settings, path.parent).commands]
+        script = evaluate(text, str(path), said.settings, path.parent)
+        return [one.words for one in (*script.commands, *bare_programs(script))]
     except PlannerError:
         return []
 

@@ -7,6 +7,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.state_dtypes import FROZEN_BYTES
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
+from planner.record import record
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.layer_names import listed
 from planner.trainers.reading.settings import Settings
@@ -16,6 +17,8 @@ from planner.units import GIB, GIGA
 FEWER = ("nf4", "nf4_dq", "int8")
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """Of PEFT, the second before its version 0.10: what is neither int8 nor Params4bit becomes fp32.  [peft, utils/other.py]"""
+CAST = "casts_adapters"
+"""What a program does that turns its adapters into bf16, and tables back into it."""
 PARAMETERS = ("lora_target_parameters", "target_parameters")
 """Arguments that list tensors with adapters."""
 ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
@@ -23,17 +26,36 @@ ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
 FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
+BRINGS_BACK, IN_HALF = (0, 7, 5), (0, 26)
+"""Versions of TRL: that bring tables back to bf16 under bf16 beside 4 bits, as long as they prepare them; that cast adapters to
+bf16 beside 4 or 8 bits, DPO since 0.29.  [trl/trainer/utils.py: peft_module_casting_to_bf16; trl/trainer/sft_trainer.py]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
 
 
-def of_base(
-    given: Settings, trainer: str, model: ModelSpec | None, frozen: str, sharded: bool, everywhere: bool
-) -> tuple[dict[str, str], tuple[str, ...]]:  # fmt: skip
-    """(options of the trainer, notes) of a job with adapters; ``sharded``: FSDP or ZeRO 3 load the base; ``everywhere``: adapters
-    are on all linear layers."""
+@record
+class Adapted:
+    """What of a job with adapters decides what its base and they lie in."""
+
+    trainer: str
+    frozen: str
+    """Dtype of the base."""
+    precision: str
+    rank: int
+    sharded: bool
+    """FSDP or ZeRO 3 load the base."""
+    everywhere: bool
+    """Adapters are on all linear layers."""
+    engine: bool
+    """DeepSpeed turns all weights into half precision."""
+
+
+def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options of the trainer, notes) of a job with adapters."""
+    trainer, frozen = job.trainer, job.frozen
     spec = spec_of(given, model)
-    quantises, casts = given.flag("quantize_moe_experts"), _casts(given, trainer, sharded)
-    notes = [*_of_tables(given, trainer, spec, frozen, casts)]
+    quantises, casts = given.flag("quantize_moe_experts"), False if job.engine else _casts(given, trainer, job.sharded)
+    back = _brings_back(given, trainer, frozen, job.precision)
+    notes = [*_of_tables(given, trainer, spec, frozen, False if back else casts)]
     if spec is None or not spec.is_moe:
         return {}, tuple(notes)
     count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
@@ -46,7 +68,7 @@ def of_base(
     new = True if ONE_TENSOR.search(spec.name) or quantises or on_tensors else _fuses(given)
     if new is False:
         return {"frozen_experts": "linear"}, tuple(notes)
-    if everywhere and not on_tensors:
+    if job.everywhere and not on_tensors:
         text = "experts are one tensor in transformers 5 and have no adapters, which the other linear layers have"
         other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices"
         notes.append(text + (other if new is None else ""))
@@ -124,6 +146,35 @@ def _casts(given: Settings, trainer: str, sharded: bool) -> bool | None:
         return True
     new = newer(given.path, "trl", PREPARES_NO_MORE)
     return not new if new is not None else True if "max_seq_length" in given.data else None
+
+
+def _brings_back(given: Settings, trainer: str, frozen: str, precision: str) -> bool:
+    """Whether tables that were cast to fp32 are in bf16 again: by the program, or by TRL, which does so where it casts itself."""
+    if given.flag(CAST):
+        return True
+    known = precision == "bf16" and frozen.startswith("nf4") and newer(given.path, "trl", BRINGS_BACK) is not False
+    return known and trainer == "trl" and (not given.flag(PREPARES[0]) or (_old(given) and given.flag("by_trainer")))
+
+
+def _old(given: Settings) -> bool:
+    """Whether a job is known to be of TRL before adapters beside a quantised base are in bf16, by its version or its words."""
+    return newer(given.path, "trl", IN_HALF) is False or "max_seq_length" in given.data
+
+
+def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about adapters in bf16, which are priced in fp32."""
+    who = "its program casts adapters to bf16" if given.flag(CAST) else "TRL since 0.26 casts adapters beside such a base to bf16"
+    if job.engine or (not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given))):
+        return ()
+    spec, by = spec_of(given, model), ""
+    if spec is not None:
+        each = 2.0 * (2.0 * spec.hidden_size + spec.query_size + spec.key_size)
+        layers = spec.num_mlp_matrices * (spec.hidden_size + spec.ffn_size) if job.everywhere and not spec.is_moe else 0.0
+        more = 4.0 * job.rank * (each + layers) * spec.num_layers / GIB  # weights and gradients, whatever the optimizer keeps
+        by = f" by {'up to ' if job.sharded else ''}{more:.1f} GiB{'' if job.sharded else ' or more'}"
+        if more < 0.1:
+            return ()
+    return (f"{who}, and they are priced in fp32: memory then comes out too high{by}",)
 
 
 def _of_tables(given: Settings, trainer: str, spec: ModelSpec | None, frozen: str, casts: bool | None) -> Iterator[str]:

@@ -25,6 +25,7 @@ from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
+from planner.trainers.reading.shell.built_in import bare_programs
 from planner.trainers.reading.shell.starting import gpus_on_node, hosts_gpus, included_gpus
 from planner.trainers.reading.shell.text import Word, gap, roots, shown_text
 from planner.trainers.reading.values import read_text
@@ -80,7 +81,8 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     for name in said.settings:
         if re.search(rf"\b{re.escape(name)}\b", text):
             said.used.add(name)
-    found = _training(script.commands, program, mode, modules) or _training(_kept(script), program, mode, modules)
+    found = _training([*script.commands, *bare_programs(script)], program, mode, modules)
+    found = found or _training(_kept(script), program, mode, modules)
     if modules:  # a batch makes it a training, whatever its program is called
         batches = [one for one in script.commands if _batch_place(one) >= 0]
         known = [one for one in found if _batch_place(one[0]) >= 0]
@@ -243,6 +245,11 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     if each is None and is_open(script.variables.text("NNODES") or ""):  # NNODES=$WORLD_SIZE: the environment says it
         return None
     each = each or _variable(script, "NPROC_PER_NODE")
+    if each is None and {"mpirun", "mpiexec"} & set(names) and (ranks := launcher.number("np", "n")):
+        return ranks
+    asked = (gpus_on_node(script.batch) or 0) * (_count(script.batch.get("nodes", "1")) or 0)
+    if each is None and (asked == 1 or ("srun" in names and asked and asked == _count(script.batch.get("ntasks")))):
+        return asked  # whatever starts it has no others, or each of its tasks has one
     if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None
     return each * nodes if each else None

@@ -21,7 +21,7 @@ from planner.trainers.reading.model_notes import of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.sharding import Sharding
+from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.values import not_priced, quotient, switch_of
 from planner.workload import LORA_WHOLE
 
@@ -74,7 +74,8 @@ QUIET = re.compile(
     r"|greater_is_better|group_by_length|tf32|special_tokens.*|preprocessing_num_workers|plot_loss|max_samples|template|system"
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
-    r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference)"
+    r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
+    r"|by_trainer|casts_adapters)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -160,6 +161,8 @@ def reading(job: FineTuning) -> Reading:
     states, paged = _states(*_optimizer(job), trainer, where)
     noted = (*noted, *low, *apart)
     known = _options(trainer)
+    if job.options.get("compile") == "on" and "compile" not in known:
+        noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
     options = {name: value for name, value in {**job.options, **tensors}.items() if value in known.get(name, ())}
     if not job.lora_rank:
         options.pop("adapter_dropout", None)
@@ -184,9 +187,13 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     if not job.lora_rank:
         return {}, stored
     sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
-    of_base = base_weights.of_base(job.given, job.trainer, model, frozen, sharded, job.lora_targets == "all")
+    of = base_weights.Adapted(
+        trainer=job.trainer, frozen=frozen, precision=job.precision, rank=job.lora_rank, sharded=sharded,
+        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision),
+    )  # fmt: skip
+    of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
-    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *adapted[1])
+    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *halves, *adapted[1])
 
 
 def _splits_batches(given: Settings) -> bool:

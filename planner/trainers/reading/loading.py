@@ -45,6 +45,7 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found.setdefault("attn_implementation", "flash_attention_2")
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
     found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
+    found |= {"by_trainer": True} if script.calls("LoraConfig") and not script.calls("get_peft_model") else {}
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
     if bits is None and given is not None and (other := _other_bits(script)) is not None:
         return found | other
@@ -63,7 +64,19 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
         found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
+    bits_known = any(found.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
+    if load is not None and "dtype" not in found and not bits_known and any(_may_say_dtype(script, one) for one in words):
+        found["torch_dtype"] = gap(["torch_dtype"])
     return found
+
+
+def _may_say_dtype(script: Script, word: str) -> bool:
+    """Whether keywords that are not followed to here, **name, may hold a dtype: not those that are written out without one."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == word[2:]]
+    held = [one.value for one in made]
+    ways = [way for one in held for way in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
+    known = all(isinstance(one, ast.Dict) and None not in one.keys and "dtype" not in ast.unparse(one) for one in ways)
+    return word.startswith("**") and not (ways and known and not script.stored("dtype") and not script.stored("torch_dtype"))
 
 
 def _put_in_keywords(script: Script) -> bool:

@@ -5,10 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.trainers.reading.base_weights import PREPARES
+from planner.trainers.reading.base_weights import CAST, PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name
+from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
 BATCH = "per_device_train_batch_size"
@@ -115,10 +116,44 @@ def turned(script: Script, load: ast.Call) -> dict[str, Any]:
         inner = _inner(call.func, load)
         if inner is not load and not (isinstance(inner, ast.Name) and inner.id in holds and call.lineno >= load.lineno):
             continue
-        given = [*call.args, *(one.value for one in call.keywords if one.arg == "dtype")]
-        named = TURNED.get(last_name(call.func)) if not call.args else None
-        named = named or next((value for one in given if (value := script.value(one)) in TURNED.values()), None)
+        named = _turns_into(script, call)
         found = {"dtype": named} if named is not None else found
+    return found | _one_by_one(script, load, holds) | ({CAST: True} if _casts_adapters(script) else {})
+
+
+def _casts_adapters(script: Script) -> bool:
+    """Whether a program turns its adapters into bf16, as that of QLoRA does: if isinstance(module, LoraLayer): module.to(...)."""
+    tests = (one for one in ast.walk(script.tree) if isinstance(one, ast.If))
+    layers = [one for one in tests if re.search(r"isinstance\(.*(LoraLayer|BaseTunerLayer)", ast.unparse(one.test))]
+    calls = (one for test in layers for part in test.body for one in ast.walk(part) if isinstance(one, ast.Call))
+    made = [one for one in calls if last_name(one.func) == "to" and _turns_into(script, one) == "bfloat16"]
+    return any(script.may_run(one) for one in made) if isinstance(script, Running) else bool(made)
+
+
+def _turns_into(script: Script, call: ast.Call) -> str | None:
+    """The dtype that half(), float() or to(...) turns something into."""
+    given = [*call.args, *(one.value for one in call.keywords if one.arg == "dtype")]
+    named = TURNED.get(last_name(call.func)) if not call.args else None
+    return named or next((value for one in given if (value := script.value(one)) in TURNED.values()), None)
+
+
+def _one_by_one(script: Script, load: ast.Call, holds: Sequence[str]) -> dict[str, Any]:
+    """The dtype that a loop turns all weights of a model into: param.data = param.data.to(torch.float32). Of those that are trained
+    these are all before adapters are made, and no base behind; adapters that another function makes may be there."""
+    homes = {id(node): one for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef) for node in ast.walk(one)}
+    adapted = script.calls("get_peft_model", "add_adapter")
+    found: dict[str, Any] = {}
+    for loop in (one for one in ast.walk(script.tree) if isinstance(one, ast.For)):
+        over = re.search(r"(\w+)\.(named_)?parameters\(\)", text := ast.unparse(loop.iter))
+        behind = (homes.get(id(one)) is not homes.get(id(loop)) or one.lineno < loop.lineno for one in adapted)
+        some = "requires_grad" in text and any(behind)
+        if over is None or over[1] not in holds or some or loop.lineno < load.lineno:
+            continue
+        for one in loop.body:  # not under conditions, which are of norms mostly
+            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call) and ast.unparse(one.targets[0]).endswith(".data"):
+                may = not isinstance(script, Running) or script.may_run(one.value)
+                named = _turns_into(script, one.value) if may else None
+                found = {"dtype": named} if named is not None else found
     return found
 
 

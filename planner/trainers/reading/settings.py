@@ -139,7 +139,8 @@ class Settings:
 
     def section(self, name: str) -> "Settings":
         """A section, empty where it is missing. Raises PlannerError for anything else."""
-        value = self.data.get(name)
+        usual = self.usual.get(name)
+        value = self.data.get(name, usual if isinstance(usual, Mapping) else None)
         if value is not None and not isinstance(value, Mapping):
             raise PlannerError(f"{self.where(name)} is {shown(value)}; it must be a section of settings")
         return Settings(self.path, value or {}, f"{self.place}{name}.", self.asked, self.said)

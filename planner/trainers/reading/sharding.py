@@ -190,6 +190,12 @@ def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) 
     return Sharding(kind="fsdp", fields=fields, hybrid=word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
 
 
+def casts_all(sharding: Sharding, precision: str) -> bool:
+    """Whether DeepSpeed's engine turns all weights into half precision, frozen ones too.  [runtime/engine.py:
+    _configure_distributed_model]"""
+    return sharding.kind == "deepspeed" and precision in ("bf16", "fp16")
+
+
 # ----------------------------------------------------------------------------------------------------- TrainingArguments
 
 

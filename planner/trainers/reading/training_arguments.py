@@ -21,7 +21,7 @@ from planner.trainers.reading.fine_tuning import (
 )
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
-from planner.trainers.reading.sharding import Sharding
+from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.versions import newer
@@ -128,6 +128,7 @@ def parse(
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
     precision = _precision(given, habits, half, found)
+    engine = casts_all(found, precision)
     usual = "kept" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
     options = {**_options(given), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
@@ -136,16 +137,16 @@ def parse(
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
         sequence_length=length_of(given, objective, _length(given), habits.length),
-        precision=precision,
-        half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
-        recompute=recompute, offload_activations=given.flag("activation_offloading"),
+        precision=precision, half_weights=half, recompute=recompute, offload_activations=given.flag("activation_offloading"),
+        optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
-        frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
+        frozen_weights=quantised(bits, doubled) if bits else "bf16" if half or engine else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=options, quiet=QUIET,
         questions=(
-            *asked, *given.late, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
+            *asked, *given.late, *dated, *_own_precision(given),
+            *(one for one in _about_adapters(given, script, adapters, habits) if not (engine and one.name == "torch_dtype")),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
         ),
         notes=(*notes, *noted, *notes_of(given, objective, adapters, precision)),

@@ -12,7 +12,7 @@ MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt", "LICENSE")
 WEAK_MARKS = ("README.md",)
 """What lies there too, and in other folders of projects."""
 ABOVE = 4
-NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "environment*.y*ml")
+NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml")
 """Where projects say what they are installed with."""
 LARGEST = 400_000
 

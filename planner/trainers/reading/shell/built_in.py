@@ -24,6 +24,8 @@ class Script:
 
     variables: Variables
     commands: list[Command] = field(default_factory=list)
+    bare: list[Command] = field(default_factory=list)
+    """Those without options."""
     documents: list[tuple[str, str]] = field(default_factory=list)
     """(file that it is written to, text) of its here-documents."""
     edits: list[list[str]] = field(default_factory=list)
@@ -34,6 +36,14 @@ class Script:
     """Scripts that it reads and that are not there."""
     batch: dict[str, str] = field(default_factory=dict)
     """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
+
+
+def bare_programs(script: Script) -> list[Command]:
+    """Commands that start a program in Python and say no more, of a script that gives options to none."""
+    if any(re.search(r"\.py$|^-m$", word) for one in script.commands for word in one.words):
+        return []
+    starts = r"(.*/)?python[\d.]* (?!-)[^ ]+\.py"
+    return [one for one in script.bare if re.fullmatch(starts, " ".join(one.words[-2:]))]
 
 
 class StopError(Exception):
