@@ -89,6 +89,9 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
     own.require_allowed(given, single, bool(kind))
     own.require_builder(given, recipe, bool(kind))
+    if kind and part.get("lora_attn_modules") == []:
+        why = "--set model.lora_attn_modules=[q_proj,v_proj] imports the job with adapters there"
+        raise PlannerError(f"{part.where('lora_attn_modules')} is empty, which torchtune refuses; {why}")
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
     shards = given.number("data_parallel_shard_dim", -1, -1)
@@ -126,7 +129,8 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(recipe)),
+        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(recipe),
+               *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip
 
 
