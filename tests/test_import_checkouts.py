@@ -90,11 +90,6 @@ def test_the_end_of_a_path_names_the_model_whoever_the_user_is(tmp_path: Path) -
     assert found.model is not None and found.model.name == "pythia-410m" and asked_for(found) == []
 
 
-def test_a_workflow_that_runs_litgpt_is_no_yaml_of_it(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError, match="none of its settings; put the one that trains into a script"):
-        read(written(tmp_path, "name: a\ntrains:\n  command: |\n    litgpt pretrain pythia-14m\n"))
-
-
 def test_adapters_on_no_layer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="lora_attn_modules is empty, which torchtune refuses"):
         read(written(tmp_path, TUNE.replace("[q_proj, v_proj]", "[]")), None, Given(num_gpus=1))

@@ -35,6 +35,10 @@ ABOVE = 3
 """Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
 
 
+MADE = ("dataset", "dataset_val", "tokenizer", "checkpointer", "lr_scheduler", "metric_logger", "loss", "profiler")
+"""Sections with a _component_ that the published configurations here leave out."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
@@ -59,7 +63,8 @@ def read(path: Path, said: Given) -> Reading:
 def _component(data: Mapping[str, Any], key: str) -> str:
     """The key that an override means: of a section with a _component_ that one.  [config/_utils.py, _merge_yaml_and_cli_args]"""
     part = data.get(key)
-    return f"{key}._component_" if isinstance(part, Mapping) and "_component_" in part else key
+    made = "_component_" in part if isinstance(part, Mapping) else part is None and key in MADE
+    return f"{key}._component_" if made else key
 
 
 def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
