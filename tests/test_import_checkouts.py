@@ -84,6 +84,17 @@ def test_commands_of_litgpt_in_the_cells_of_a_notebook(tmp_path: Path, start: st
     assert (found.trainer.partition("+")[0], found.lora_rank, found.sequence_length) == ("litgpt", 4, 256)
 
 
+def test_a_notebook_writes_the_configuration_that_it_trains_with(tmp_path: Path) -> None:
+    sources = [f"%%writefile own.yaml\n{TUNE}", "!tune run lora_finetune_single_device --config own.yaml batch_size=3\n", "x = 1"]
+    cells = [{"cell_type": "code", "source": one} for one in sources]
+    found = read(written(tmp_path, json.dumps({"cells": cells}, indent=1), "job.ipynb"))
+    assert (found.trainer.partition("+")[0], found.num_gpus, found.fields["micro_batch_size"]) == ("torchtune", 1, 3)
+    assert (found.lora_rank, found.sequence_length) == (16, 4096)
+    prose = {"cell_type": "markdown", "source": ["We tune run by run.\n", "litgpt finetune"]}
+    with pytest.raises(PlannerError, match="looks like no configuration|no command"):
+        read(written(tmp_path, json.dumps({"cells": [prose]}, indent=1), "prose.ipynb"))
+
+
 def test_the_end_of_a_path_names_the_model_whoever_the_user_is(tmp_path: Path) -> None:
     text = "DIR=/home/$USER/m/EleutherAI/pythia-410m\nlitgpt finetune lora --checkpoint_dir $DIR --logger wandb\n"
     found = read(written(tmp_path, text, "go.sh"))

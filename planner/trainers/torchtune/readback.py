@@ -51,7 +51,8 @@ def read(path: Path, said: Given) -> Reading:
     loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]
     named, recipe = str(words.get("config", [""])[0]), (loose[0] if loose else "") if by_tune else found.program
     over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
-    base = _configuration(path, named)
+    own_text = found.written.get(named)
+    base = _configuration(path, named) if own_text is None else library.parse_yaml(own_text, f"{path}: {named}")
     data = override(base, {_component(base, key): value for key, value in over.items()})
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
