@@ -7,8 +7,9 @@ from planner.cost.parameters import count_parameters
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
+from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.settings import Settings
-from planner.units import GIB, GIGA
+from planner.units import GIB
 
 FOREIGN = {
     **dict.fromkeys(("relora", "relora_steps"), "restarts of adapters"),
@@ -95,11 +96,7 @@ def require_modelled(given: Settings) -> None:
 
 def of_images(given: Settings, model: ModelSpec | None) -> tuple[str, ...]:
     """Note about the image encoder, which is trained with all else unless it is frozen by name.  [axolotl, train.py]"""
-    if model is None or model.vision is None or given.get("adapter") or given.flag("freeze_mm_modules"):
-        return ()
-    billions = model.vision.parameters / GIGA
-    what = "the image encoder is trained too, and priced frozen: memory comes out too low by gradients and states of"
-    return (f"{what} {billions:.2f} billion weights; freeze_mm_modules freezes it",)
+    return () if given.get("adapter") or given.flag("freeze_mm_modules") else of_trained_images(model, "freeze_mm_modules")
 
 
 def of_tables(model: ModelSpec | None) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Models as LitGPT builds them: its fields with their defaults, of a model_config or of a name that no preset has."""
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from planner import library
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.trainers.reading.configuration import known_model
+from planner.trainers.reading.python_text import tree_of
+from planner.trainers.reading.settings import beside
 
 USUAL: dict[str, Any] = {
     "block_size": 4096, "n_layer": 16, "n_embd": 4096, "vocab_size": 50254, "padding_multiple": 512, "padded_vocab_size": None,
@@ -76,3 +79,19 @@ def called(name: str) -> ModelSpec | None:
     known = library.read_yaml(Path(__file__).with_name("models.yaml"))
     last = name.rstrip("/").rpartition("/")[2]
     return built(known[last], last) if last in known else None
+
+
+def of_a_checkout(name: str, path: Path) -> ModelSpec | None:
+    """The model that the list of a checkout around a file has under a name, like that of a fork; None = none."""
+    last = name.rstrip("/").rpartition("/")[2]
+    file = beside(path, "litgpt/config.py", (".py",)) if last else None
+    try:
+        calls = [one for one in ast.walk(tree_of(file)) if isinstance(one, ast.Call)] if file is not None else []
+    except PlannerError:
+        return None
+    for one in calls:
+        said = {str(word.arg): word.value.value for word in one.keywords if isinstance(word.value, ast.Constant)}
+        if getattr(one.func, "id", "") == "dict" and str(said.get("name", "")).removesuffix("{}") == last:
+            loose = [word.arg for word in one.keywords if word.arg not in said and word.arg in USUAL]
+            return None if loose else built(said, last)
+    return None

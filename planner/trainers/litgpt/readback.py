@@ -12,7 +12,8 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.litgpt.copies import FULLY_SHARDED, Copy, copy_of
 from planner.trainers.litgpt.fabric_programs import is_one, of_program
-from planner.trainers.litgpt.own_models import built, called, strange
+from planner.trainers.litgpt.own_defaults import lay_under
+from planner.trainers.litgpt.own_models import built, called, of_a_checkout, strange
 from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, built_as
@@ -26,27 +27,33 @@ from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
-    r"(data|eval|log|optimizer|model_config)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_alpha"
+    r"(data|eval|log|optimizer|model_config)\..*|data|out_dir|resume|seed|logger(_name)?|tokenizer_dir|initial_checkpoint_dir|lora_alpha"
     r"|initial_\w+|access_token|save_\w+"
     r"|train\.(save_\w+|log_\w+|lr_\w+|epochs?|epoch_size|max_(tokens|steps|time|norm)|(min_)?lr(_\w+)?|learning_rate|weight_decay|beta\d|seed"
-    r"|decay_lr|tie_embeddings|warmup_\w+)"
+    r"|decay_lr|tie_embeddings|wsds?_\w+|warmup_\w+)"
 )
 RECOMPUTES = tuple(f"{part}{one}_checkpointing" for one in ("activation", "gradient") for part in ("", "train."))
 """Switches of forks whose names say what they do."""
-PROGRAM = r"(?:\S*/)?litgpt|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py|(?:\S*/)?(?:pretrain|finetune)/\w+\.py"
+OWN = {"train", "model_name", "checkpoint_dir", "model_config", "lora_r", "precision", "devices"}
+"""Sections and settings that a YAML of LitGPT has; others are workflows that run its commands."""
+PROGRAM = r"(?:\S*/)?litgpt(?:/__main__\.py)?|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py|(?:\S*/)?(?:pretrain|finetune)/\w+\.py"
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
-        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT")), said=said), said.num_gpus)
+        data = file_settings(path, "a configuration of LitGPT")
+        if not data.keys() & OWN:
+            raise PlannerError(f"{path}: commands of litgpt and none of its settings; put the one that trains into a script")
+        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     if path.suffix == ".py":
         if not is_one(read_text(path)):
             raise PlannerError(f"{path}: a program of LitGPT whose batch stands elsewhere; import its YAML or its command")
         return of_program(path, {}, said)
     own = re.search(r"(litgpt/pretrain|(finetune|pretrain)/\w+)\.py", read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else r"(pretrain|finetune)\w*")
-    if found.program.endswith(".py"):
+    by_file = found.program.endswith(".py") and not found.program.endswith("__main__.py")
+    if by_file:
         file = program_file(path, found.program)
         if file is not None and is_one(read_text(file)):
             nodes = re.search(r"\b(?:lightning|fabric) +run\b(?:[^\n]|\\\n)*?--num[-_]nodes[= ]+(\S+)", read_text(path))
@@ -60,7 +67,7 @@ def read(path: Path, said: Given) -> Reading:
             what = "is not there" if file is None else "is none of Lit-GPT's"
             raise PlannerError(f"{path}: its program {found.program} {what}, and constants of it say the batch; put it there")
     loose = list(found.words)
-    if found.program.endswith(".py"):
+    if by_file:
         stem = Path(found.program).stem
         kind = stem if stem == "pretrain" else f"finetune_{stem}"
     else:
@@ -99,6 +106,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         raise PlannerError(f"{given.path}: adapters while pre-training, which LitGPT does not have; finetune_lora is modelled")
     if not (adapters or pretrain or by_command):
         notes = (*notes, "none of lora_r, quantize is said: full fine-tuning")
+    notes += lay_under(given, train, "pretrain" if pretrain else "finetune/lora" if adapters else "finetune/full")
     each = each if given.get("devices", "auto" if pretrain else 1) in ("auto", -1, "-1") else given.size("devices")
     nodes = given.size("num_nodes")
     gpus = num_gpus or (each * nodes if each else None)
@@ -131,7 +139,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
 
 def _model(given: Settings) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
     """(the model, what the file calls it, what was taken for what): model_config goes before the name."""
-    name = str(given.get("model_name") or given.get("checkpoint_dir"))
+    name = given.label("model_name", "checkpoint_dir")
     config = given.get("model_config")
     if isinstance(config, Mapping):
         config = config.get("init_args", config)
@@ -143,6 +151,8 @@ def _model(given: Settings) -> tuple[ModelSpec | None, str, tuple[str, ...]]:
     model, notes = named_model(name, given.path)
     if model is None and re.fullmatch(r"[\w.+/~-]{1,300}", name) and (model := called(name)) is not None:
         notes = (f"model {model.name}: sizes of LitGPT's own list",)
+    if model is None and (model := of_a_checkout(name, given.path)) is not None:
+        notes = (f"model {model.name}: sizes of litgpt/config.py beside it",)
     return model, name, notes
 
 

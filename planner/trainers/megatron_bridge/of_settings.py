@@ -19,6 +19,7 @@ from planner.trainers.reading.configuration import Reading, batch_that_divides
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.megatron_degrees import degrees, forced_balance, padded_experts, states_on_the_host
+from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.shell.text import is_open
@@ -93,8 +94,14 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         frozen_weights=_frozen(given) if adapters else None,
         expert_imbalance=evenly or forced_balance(given.get("model.moe_router_force_load_balancing")),
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])),
-        notes=(*noted, *own, *notes, *packed, *changed, *(_adapters(given) if adapters else ())),
+        notes=(*noted, *own, *notes, *packed, *changed, *(_adapters(given) if adapters else _images(given, said.spec() or model))),
     )  # fmt: skip
+
+
+def _images(given: Settings, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about the image encoder that the bridge of such a model builds, and trains.  [qwen_vl/*_provider.py]"""
+    frozen = given.flag("model.freeze_vision_model")
+    return () if frozen else of_trained_images(model, "model.freeze_vision_model")
 
 
 def _with_tables(given: Settings, said: Given, model: ModelSpec | None) -> ModelSpec | None:

@@ -27,6 +27,7 @@ from planner.trainers.reading.several import compared
 from planner.trainers.reading.shell import ends_early, evaluate
 from planner.trainers.reading.shell.built_in import bare_programs
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.workflows import script_of
 
 
 def read(path: Path, name: str | None = None, given: Given | None = None) -> Reading:
@@ -35,6 +36,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     readers = dict(sorted(having("readback").items(), key=lambda one: not getattr(one[1], "READ_FIRST", False)))
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, [*readers, *SERVERS])
+    path = script_of(path) or path
     text = read_text(path)
     if written := OWN_FILE.search(text):
         raise PlannerError(library.other_kind(written[1], str(path)))

@@ -22,6 +22,7 @@ from planner.trainers.reading.given import (
     note_of_several,
 )
 from planner.trainers.reading.launch_options import overlaid
+from planner.trainers.reading.python_text import shell_of_cells
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
@@ -75,7 +76,8 @@ class _Launcher:
 def launched(path: Path, said: Given, program: str, mode: str = "", modules: bool = False) -> Launch:
     """The first command of a script that has a word like ``program``, followed by one like ``mode``; ``modules``: or any that -m
     names. Raises PlannerError when there is none."""
-    text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", read_text(path), flags=re.MULTILINE)  # cells of notebooks
+    text = shell_of_cells(path) if path.suffix.lower() == ".ipynb" else read_text(path)
+    text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", text, flags=re.MULTILINE)  # cells of notebooks
     script = evaluate(text, str(path), said.settings, path.parent)
     said.choices.update(script.choices)
     for name in said.settings:

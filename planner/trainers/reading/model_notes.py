@@ -5,6 +5,7 @@ from typing import Any
 
 from planner.model import ModelSpec
 from planner.trainers.reading.layer_names import EVERY, listed
+from planner.units import GIGA
 
 TOWERS = {"gemma-3-4b": 0.42, "gemma-3-12b": 0.42, "gemma-3-27b": 0.42}
 """Presets of text alone whose uploads have an image encoder -> billions of weights that it has.  [config.json of the uploads]"""
@@ -29,3 +30,12 @@ def of_model(model: ModelSpec | None, said: Any, targets: str, rank: int) -> tup
         layers = f"{model.linear.num_layers} layers of linear attention"
         notes.append(f"adapters are priced on the {layers} too, which none of the names says: memory comes out too high")
     return tuple(notes)
+
+
+def of_trained_images(model: ModelSpec | None, frozen_by: str) -> tuple[str, ...]:
+    """Note about an image encoder that a trainer trains with all else, where no plan of text has it trained."""
+    if model is None or model.vision is None:
+        return ()
+    billions = model.vision.parameters / GIGA
+    what = "the image encoder is trained too, and priced frozen: memory comes out too low by gradients and states of"
+    return (f"{what} {billions:.2f} billion weights; {frozen_by} freezes it",)

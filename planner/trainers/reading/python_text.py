@@ -73,6 +73,25 @@ def tree_of(path: Path) -> ast.Module:
     return found
 
 
+def shell_of_cells(path: Path) -> str:
+    """The commands of a notebook's cells: lines behind ! or %, cells that a shell runs whole, and files that cells write. Raises
+    PlannerError."""
+    notebook = library.parse_json(cleaned(read_text(path)), str(path))
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    found: list[str] = []
+    for cell in cells if isinstance(cells, list) else []:
+        source = cell.get("source", "") if isinstance(cell, dict) and cell.get("cell_type") == "code" else ""
+        source = "".join(map(str, source)) if isinstance(source, list) else str(source)
+        head, _, rest = source.partition("\n")
+        lines = (one.group() for one in re.finditer(r"^[ \t]*[!%][a-z](.*\\\n)*.*$", source, re.MULTILINE))
+        file = re.fullmatch(r"%%(?:writefile|file) +(-a +)?(\S+) *", head)
+        if file is not None:
+            found.append(f"cat >{'>' if file[1] else ''} {file[2]} <<'END_OF_CELL'\n{rest}\nEND_OF_CELL")
+        else:
+            found += [rest] if re.match(r"%%(ba|z)?sh\b", head) else lines
+    return "\n".join(found)
+
+
 def is_main(node: ast.AST) -> bool:
     """Whether this is the block that runs only in a script."""
     return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")

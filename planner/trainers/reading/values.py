@@ -107,4 +107,10 @@ def left_over(data: Mapping[str, Any], known: Sequence[str], prefix: str = "") -
 
 def read_text(path: Path) -> str:
     """Text of a configuration. Raises PlannerError."""
-    return library.read_text(path)
+    return getattr(path, "text", "") or library.read_text(path)
+
+
+class Written(type(Path())):  # type: ignore[misc]  # of the system that it runs on
+    """A text that stands in another file, under a name beside it."""
+
+    text = ""

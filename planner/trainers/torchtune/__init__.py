@@ -9,7 +9,7 @@ LEVEL = "model built"
 SOURCE = "torchtune 0.6.1: recipes/{full,lora}_finetune_{distributed,single_device}.py, models/*/_component_builders.py"
 NO_WORD = ("paged_adam", "paged_adam_8bit", "adafactor", "lion", "adam_8bit")
 FORM = (
-    "yaml yml sh bash slurm sbatch txt",
-    r"_component_:\s*[\"']?torchtune\.models\.|\btune +run\b|torchtune\._cli\.tune"
+    "yaml yml sh bash slurm sbatch txt ipynb",
+    r"_component_:\s*[\"']?torchtune\.models\.|^(?!\s*[\"{])[^\n]*\btune +run\b|!\s*([^\n\"]*\s)?tune +run\b|torchtune\._cli\.tune"
     r"|\b(full|lora)_(finetune|dpo)_(distributed|single_device)\.py\b",
 )

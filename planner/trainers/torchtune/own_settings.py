@@ -1,10 +1,11 @@
 """Settings of torchtune that change the trainer of a plan, those that its recipes refuse, and those that it does not have."""
 
 import re
+from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Question, setting_of_a_fork
-from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.values import read_text
 
 QUIET = re.compile(
@@ -127,3 +128,22 @@ def of_a_fork(given: Settings) -> tuple[Question, ...]:
         about = f"no profile of --hardware is of '{device}'; cuda imports the job as it would run on one"
         found.append(Question(name="device", about=about, choices=("cuda",)))
     return tuple({one.name: one for one in found}.values())
+
+
+FREES = re.compile(r"^[ \t]*(?:\w+\.)*set_trainable_params\(", re.MULTILINE)
+"""How the recipes of adapters freeze the rest."""
+FREEZES = re.compile(r"^[ \t]*[^#\n]*\.requires_grad(_\(\s*(?!True)|[ \t]*=[ \t]*(?!True)\S)", re.MULTILINE)
+
+
+def of_a_checkout(path: Path, recipe: str | None, adapters: bool) -> tuple[str, ...]:
+    """Note about a recipe of torchtune's name in the checkout around a file that trains other weights than torchtune's does."""
+    lines = [recipe] if recipe else STARTED.findall(read_text(path))
+    name = next((one.group().strip(" /").removesuffix(".py") for line in lines for one in OF_A_KIND.finditer(line)), None)
+    file = beside(path, f"recipes/{name}.py", (".py",)) if name else None
+    text = read_text(file) if file is not None else ""
+    if not text or (FREES.search(text) if adapters else "_dpo_" in str(name) or not FREEZES.search(text)):
+        return ()
+    does = "calls no set_trainable_params: it trains all weights, and the plan the adapters" if adapters else (
+        "sets requires_grad itself: it trains some weights, and the plan all"
+    )
+    return (f"recipe {name} of the checkout {does}",)

@@ -37,6 +37,10 @@ ABOVE = 3
 """Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
 
 
+MADE = ("dataset", "dataset_val", "tokenizer", "checkpointer", "lr_scheduler", "metric_logger", "loss", "profiler")
+"""Sections with a _component_ that the published configurations here leave out."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
@@ -49,7 +53,8 @@ def read(path: Path, said: Given) -> Reading:
     loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]
     named, recipe = str(words.get("config", [""])[0]), (loose[0] if loose else "") if by_tune else found.program
     over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
-    base = _configuration(path, named)
+    own_text = found.written.get(named)
+    base = _configuration(path, named) if own_text is None else library.parse_yaml(own_text, f"{path}: {named}")
     data = override(base, {_component(base, key): value for key, value in over.items()})
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
@@ -61,7 +66,8 @@ def read(path: Path, said: Given) -> Reading:
 def _component(data: Mapping[str, Any], key: str) -> str:
     """The key that an override means: of a section with a _component_ that one.  [config/_utils.py, _merge_yaml_and_cli_args]"""
     part = data.get(key)
-    return f"{key}._component_" if isinstance(part, Mapping) and "_component_" in part else key
+    made = "_component_" in part if isinstance(part, Mapping) else part is None and key in MADE
+    return f"{key}._component_" if made else key
 
 
 def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
@@ -91,6 +97,9 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
     own.require_allowed(given, single, bool(kind))
     own.require_builder(given, recipe, bool(kind))
+    if kind and part.get("lora_attn_modules") == []:
+        why = "--set model.lora_attn_modules=[q_proj,v_proj] imports the job with adapters there"
+        raise PlannerError(f"{part.where('lora_attn_modules')} is empty, which torchtune refuses; {why}")
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
     shards = given.number("data_parallel_shard_dim", -1, -1)
@@ -128,7 +137,8 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(recipe)),
+        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(recipe),
+               *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip
 
 
