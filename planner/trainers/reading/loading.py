@@ -43,6 +43,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found["attn_implementation"] = kernel
     if words.get("use_flash_attention_2") is True:  # before transformers 4.36
         found.setdefault("attn_implementation", "flash_attention_2")
+    if "attn_implementation" not in found and any(one.startswith("**") for one in words):
+        found |= _put_kernel(script)
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
     found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
@@ -64,6 +66,16 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
         found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
     return found
+
+
+def _put_kernel(script: Script) -> dict[str, Any]:
+    """The kernel of attention that a script puts into keywords which it loads its model with, where it surely does and says which:
+    kwargs["attn_implementation"] = args.attention."""
+    put = script.stored("attn_implementation")
+    made = [one for one in put if one is not None and isinstance(script, Running) and script.may_run(one)]
+    kernels = {script.value(one) if isinstance(script, Running) and script.settled(one, None) else None for one in made}
+    named = kernels.pop() if len(kernels) == 1 and len(made) == len(put) else None
+    return {"attn_implementation": named} if isinstance(named, str) and not is_open(named) else {}
 
 
 def _put_in_keywords(script: Script) -> bool:

@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap
@@ -33,6 +34,15 @@ def parts_of(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
     if any(script.keywords(one).get("fused_linear_cross_entropy", True) is True for one in applied):
         found["use_liger_kernel"] = True
     return found
+
+
+def of_all_branches(script: Running, trainers: Sequence[str], loads: Callable[[ast.Call], bool]) -> list[ast.Call]:
+    """Calls that load the model of a trainer where none of their branches is known to run, as none of the switches of its options
+    is on, and they load alike: the first of them. Else none."""
+    home = {script.home_of(one) for one in script.calls(*trainers)}
+    every = [one for one in Script.calls(script, "from_pretrained") if loads(one) and script.home_of(one) in home]
+    words = [{name: value for name, value in script.keywords(one).items() if "model" not in name} for one in every]
+    return every[:1] if len(every) > 1 and all(one == words[0] for one in words) else []
 
 
 PARSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse_args", "parse_yaml_file", "parse_json_file", "parse_dict")
