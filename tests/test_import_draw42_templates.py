@@ -48,6 +48,13 @@ def test_a_template_that_envsubst_fills_in(tmp_path: Path, names: str) -> None:
     assert not asked_for(found) and any("adapters go on from there" in one for one in found.notes)
 
 
+def test_a_template_above_the_folder_of_the_script(tmp_path: Path) -> None:
+    written(tmp_path, TEMPLATE, "examples/job.yaml.template")
+    text = FILLED.format("").replace('"$HERE/job.yaml"', "examples/job.yaml.template \\\n ").replace("/tmp/run", "made/run")
+    found = read(written(tmp_path, text, "scripts/train.sh"), None, Given(num_gpus=2))
+    assert (_batches(found), found.objective) == ([2, 8], "dpo")
+
+
 def test_a_template_is_filled_in_where_its_command_names_the_variable(tmp_path: Path) -> None:
     written(tmp_path, TEMPLATE)
     with pytest.raises(PlannerError, match=r"per_device_train_batch_size is '\$BATCH'"):
@@ -214,3 +221,18 @@ def test_linear_attention_among_names_of_all_layers_is_known(tmp_path: Path) -> 
     job += "gradient_accumulation_steps: 4\ndatasets: [{path: a, type: alpaca}]\nlora_target_modules:\n"
     found = read(written(tmp_path, job + text))
     assert found.lora_targets == "all" and not any("no linear layer known here" in one for one in found.notes)
+
+
+BATCH = "#!/bin/bash\n#SBATCH --gres=gpu:a100:4\n{}{}\n"
+CLI = "llamafactory-cli train job.yaml\nllamafactory-cli export --model_name_or_path Qwen/Qwen3-8B --export_dir out"
+
+
+def test_a_launcher_of_its_own_takes_the_gpus_that_a_batch_system_is_asked_for(tmp_path: Path) -> None:
+    written(tmp_path, TEMPLATE.replace("$BATCH", "2").replace("${MODEL}", "Qwen/Qwen3-8B").replace("${ADAPTER}", "out"))
+    found = read(written(tmp_path, BATCH.format("", CLI), "train.sh"))
+    assert found.num_gpus == 4 and not any("commands that train" in one for one in found.notes)
+    assert read(written(tmp_path, BATCH.format("#SBATCH --nodes=2\n", CLI), "train.sh")).num_gpus is None
+    job = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\nbf16: true\n"
+    written(tmp_path, job + "datasets: [{path: a, type: alpaca}]\n", "job.yaml")
+    assert read(written(tmp_path, BATCH.format("", "axolotl train job.yaml"), "train.sh")).num_gpus == 4
+    assert read(written(tmp_path, BATCH.format("", "python -m axolotl.cli.train job.yaml"), "train.sh")).num_gpus is None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from os.path import commonpath
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
@@ -41,7 +42,9 @@ def compared(path: Path, reader: Callable[[Path, Given], Reading], said: Given, 
     if not differ:
         return first
     names = list(dict.fromkeys(name for some in differ.values() for name in some))
-    told = ", ".join(f"{place + 1} {shown(trainings[place][:LONGEST])}" for place in (0, *differ))
+    start = len(commonpath([trainings[place] for place in (0, *differ)]).rpartition(" ")[0])
+    start = start if any(len(trainings[place]) > LONGEST for place in differ) else 0  # else they are told whole
+    told = ", ".join(f"{place + 1} {shown(trainings[place][start:].strip()[:LONGEST])}" for place in (0, *differ))
     about = f"which of its trainings, which differ in {', '.join(names[:6])}: {told}"
     question = Question(name=WHICH_TRAINING, about=about, choices=tuple(str(place + 1) for place in (0, *differ)))
     return dataclasses.replace(first, questions=(question, *first.questions))

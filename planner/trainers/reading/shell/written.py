@@ -10,7 +10,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading.shell.built_in import Script
 from planner.trainers.reading.shell.expansion import Variables, document, joined
 from planner.trainers.reading.shell.starting import script_near
-from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.shell.tree import Simple
 from planner.trainers.reading.values import read_text
 
@@ -63,7 +63,7 @@ def _contents(script: Script, directory: Path | None, name: str) -> str | None:
         return text
     if directory is None or not name.endswith(TEMPLATES):
         return None
-    file = script_near(directory, name) if is_open(name) else directory / name  # $(dirname "$0")/x.yaml, say
+    file = directory / name if name.startswith("/") else script_near(directory, name)  # $(dirname "$0")/x.yaml, say
     if file is None or not library.is_file(file):
         return None
     try:
