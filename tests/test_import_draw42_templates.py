@@ -236,3 +236,11 @@ def test_a_launcher_of_its_own_takes_the_gpus_that_a_batch_system_is_asked_for(t
     written(tmp_path, job + "datasets: [{path: a, type: alpaca}]\n", "job.yaml")
     assert read(written(tmp_path, BATCH.format("", "axolotl train job.yaml"), "train.sh")).num_gpus == 4
     assert read(written(tmp_path, BATCH.format("", "python -m axolotl.cli.train job.yaml"), "train.sh")).num_gpus is None
+
+
+def test_long_commands_are_told_apart_by_where_they_differ(tmp_path: Path) -> None:
+    start = "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen3-8B --finetuning_type lora --template qwen3"
+    ends = [f"{start} --cutoff_len 2048 --per_device_train_batch_size 1 --lora_rank {one} --bf16 true" for one in (8, 64)]
+    found = read(written(tmp_path, "\n".join(ends), "train.sh"), None, Given(num_gpus=1))
+    about = next(one.about for one in found.questions if one.name == "which_training")
+    assert about.endswith("1 '--lora_rank 8 --bf16 true', 2 '--lora_rank 64 --bf16 true'")
