@@ -244,3 +244,11 @@ def test_long_commands_are_told_apart_by_where_they_differ(tmp_path: Path) -> No
     found = read(written(tmp_path, "\n".join(ends), "train.sh"), None, Given(num_gpus=1))
     about = next(one.about for one in found.questions if one.name == "which_training")
     assert about.endswith("1 '--lora_rank 8 --bf16 true', 2 '--lora_rank 64 --bf16 true'")
+
+
+@pytest.mark.parametrize(
+    ("model", "slow"), [("unsloth/gemma-3-12b-it", True), ("unsloth/Qwen3-8B", False), ("unsloth/gpt-oss-20b", False)]
+)
+def test_unsloth_takes_the_slow_kernel_with_models_that_it_only_rewrites(tmp_path: Path, model: str, slow: bool) -> None:
+    text = NOTEBOOK.format("", model).replace("load_in_4bit=True", "load_in_4bit=True, attn_implementation='eager'")
+    assert ("attention_kernel=unfused" in read(written(tmp_path, text, "train.py")).trainer) is slow
