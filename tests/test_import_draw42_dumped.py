@@ -78,7 +78,7 @@ def test_two_trainings_of_a_program_have_a_note(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_program_that_are_not_known(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError, match="settings that are not followed to here; import the file that it writes"):
+    with pytest.raises(PlannerError, match="settings that are not followed to here; import the file that it names or writes"):
         read(written(tmp_path, f"import json\njson.dump(made(), open('train.json', 'w'))\n{RUN}", "job.py"))
     open_one = FACTORY.replace("per_device_train_batch_size=2", "per_device_train_batch_size=int(input())")
     with pytest.raises(OpenQuestionsError, match="per_device_train_batch_size"):

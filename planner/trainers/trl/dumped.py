@@ -41,7 +41,8 @@ def read(path: Path, name: str, said: Given) -> Reading:
     """The job of the settings that a program hands to the trainer of that name. Raises PlannerError."""
     found = [one for one in _mappings(Running(path, said), name) if OWN[name] <= one[1].keys()]
     if not found:
-        raise PlannerError(f"{path}: it starts {name} with settings that are not followed to here; import the file that it writes")
+        what = "settings that are not followed to here; import the file that it names or writes"
+        raise PlannerError(f"{path}: it starts {name} with {what}")
     mode, data = found[0]
     settings, parse = Settings(path, said.filled(data), said=said), load(name, "readback").parse
     text = read_text(path)
