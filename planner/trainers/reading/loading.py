@@ -68,6 +68,12 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     return found
 
 
+def _put_in_keywords(script: Script) -> bool:
+    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
+    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
+    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
+
+
 def _put_kernel(script: Script) -> dict[str, Any]:
     """The kernel of attention that a script puts into keywords which it loads its model with, where it surely does and says which:
     kwargs["attn_implementation"] = args.attention."""
@@ -76,9 +82,3 @@ def _put_kernel(script: Script) -> dict[str, Any]:
     kernels = {script.value(one) if isinstance(script, Running) and script.settled(one, None) else None for one in made}
     named = kernels.pop() if len(kernels) == 1 and len(made) == len(put) else None
     return {"attn_implementation": named} if isinstance(named, str) and not is_open(named) else {}
-
-
-def _put_in_keywords(script: Script) -> bool:
-    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
-    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
-    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
