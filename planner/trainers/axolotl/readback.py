@@ -67,7 +67,8 @@ def _processes(given: Settings, found: Launch) -> int | None:
     each, nodes = given.number("nproc_per_node"), given.size("nnodes", given.size("num_machines"))
     counted = given.number("num_processes") or (each * nodes if each else None)
     own = found.program == "axolotl" or re.search(r"\baccelerate\s+launch\b", read_text(given.path)) is not None
-    return counted or (found.visible if own or found.visible == 1 else None)
+    there = found.visible or (found.node_gpus if (found.nodes or 1) == 1 else None)
+    return counted or (there if own or found.visible == 1 else None)
 
 
 def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:

@@ -138,7 +138,7 @@ def _notes(given: Settings, kernel: str) -> tuple[str, ...]:
     strategy, peft = str(given.get("batching_strategy", "normal")), given.section("peft_config")
     notes = [f"batching_strategy {strategy}: micro batches of as many tokens as full sequences have"] * (strategy != "normal")
     notes += [other_kernel(kernel)] * (kernel not in KERNELS and kernel != "auto")
-    if peft.get("adapter_name_or_path") and peft.get("name") == "lora":
+    if peft.data.get("adapter_name_or_path") and peft.get("name") == "lora":
         notes.append(GOES_ON)
     return tuple(notes)
 

@@ -105,7 +105,7 @@ def notes(given: Settings, objective: str, adapters: bool, kind: str) -> tuple[s
         found.append(f"{own[0]}: a model of its own beside the base, which is not priced: memory comes out too low by its weights")
     if objective == "dpo" and given.get("ref_model_quantization_bit") is not None:
         found.append("ref_model_quantization_bit: the reference model is priced in 16 bits: memory comes out too high")
-    if adapters and given.get("adapter_name_or_path") and not given.flag("create_new_adapter"):
+    if adapters and given.data.get("adapter_name_or_path") and not given.flag("create_new_adapter"):
         found.append(GOES_ON)
     if adapters and whole_tables(given):
         found.append("rows are added and additional_target is not said: embedding and head are trained as a whole")

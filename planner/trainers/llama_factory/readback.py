@@ -43,6 +43,9 @@ QUIET = re.compile(
 
 
 PROGRAM = r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory[./](?:launcher|cli)(?:\.py)?|src/train(?:_bash)?\.py)"
+NO_TRAINING = r"(?!(?:export|chat|api|eval|webchat|webui|env|version|help)$)(?s:.*)"
+"""A word behind llamafactory-cli that may start a training."""
+OWN_LAUNCHER = re.compile(r"llamafactory-cli|lmf|launcher|cli")
 LENGTH, OLD_LENGTH = 2048, 1024
 """Tokens at which sequences are cut where nothing is said: since 0.9.1, and while its program was called train_bash.py."""
 
@@ -72,7 +75,7 @@ def read(path: Path, said: Given) -> Reading:
         data, notes = over_recipe(path, data, said, r"llamafactory-cli train")
         reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus, script=started)
         return dataclasses.replace(reading, notes=(*notes, *reading.notes))
-    found = launched(path, said, PROGRAM)
+    found = launched(path, said, PROGRAM, NO_TRAINING)
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer
@@ -92,9 +95,11 @@ def read(path: Path, said: Given) -> Reading:
 
 def _gpus(said: Given, found: Launch) -> int | None:
     """GPUs of a command; asked for where its launcher counts others on a node than it shows."""
-    shard = found.sharding
+    shard, each = found.sharding, found.visible
+    if each is None and OWN_LAUNCHER.search(found.program) and (found.nodes or 1) == 1:
+        each = found.node_gpus  # as many processes as there are GPUs  [launcher.py]
     if said.num_gpus or found.num_gpus or shard is None or shard.num_gpus is None or found.visible is None:
-        return said.num_gpus or found.num_gpus or found.visible
+        return said.num_gpus or found.num_gpus or each
     several = shard.gpus_per_node not in (None, shard.num_gpus)
     if several and shard.gpus_per_node != found.visible:
         about = f"{shard.num_gpus} by its launcher, {shard.gpus_per_node} on a node, and {found.visible} are shown to it"

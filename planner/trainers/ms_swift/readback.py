@@ -14,13 +14,15 @@ from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.layer_names import listed
+from planner.trainers.reading.settings import Settings, beside, file_settings, rooted
 from planner.trainers.reading.sharding import Sharding
+from planner.trainers.reading.shell.text import shown_text
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
-    rf"{fine_tuning.QUIET.pattern}|max_length|packing\w*|padding_free|gradient_checkpointing_kwargs.*|vit_\w+|aligner_lr|freeze_vit"
+    rf"{fine_tuning.QUIET.pattern}|max_length|packing\w*|custom_register_path|padding_free|gradient_checkpointing_kwargs.*|vit_\w+|aligner_lr|freeze_vit"
     r"|freeze_aligner|torch_dtype|model_type|use_hf|add_version|create_checkpoint_symlink|bnb_4bit_\w+|quant_method|lora_dtype|agent_template|loss_scale"
     r"|attn_impl|lazy_tokenize|label_smoothing|beta|rpo_alpha|sft_alpha|loss_type|max_pixels|loss_weights|new_special_tokens|check_model"
     r"|deepspeed_autotp_size|use_chat_template|response_prefix|enable_thinking|add_non_thinking_prefix|router_aux_loss_coef|max_epochs"
@@ -101,6 +103,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
         steps = max(1, -(-16 // (micro * gpus)))
     targets, noted = _targets(given, old and tuner == "lora")
+    noted += _of_plugins(given)
     length = given.number("packing_length") if given.flag("packing") else None
     return fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=given.label("model", "model_id_or_path"),
@@ -166,6 +169,20 @@ def _targets(given: Settings, old: bool) -> tuple[str, tuple[str, ...]]:
     if words == ["DEFAULT"]:
         return "qkv", ("adapters on q, k, v: the DEFAULT of swift before 3",)
     return adapter_targets(named if words != ["ALL"] else "all-linear"), ()
+
+
+PLUGINS = ("external_plugins", "custom_register_path")
+REGISTERS = re.compile(r"\b(register_model|ModelMeta)\(|TRAINER_MAPPING|\b(loss|optimizers?)_map(ping)?\b|\w*Trainer\b|patch_\w+\(")
+"""What in a plugin changes more than the data: models, trainers, losses, optimizers."""
+
+
+def _of_plugins(given: Settings) -> tuple[str, ...]:
+    """Note about code of a project that swift loads before it trains, unless it is there and registers data alone."""
+    named = {name: str(one) for name in PLUGINS for one in listed(given.data.get(name) or "") if one}
+    files = {name: beside(given.path, rooted(one), (".py",)) for name, one in named.items()}
+    own = [name for name, file in files.items() if file is None or REGISTERS.search(read_text(file))]
+    what = "code of a project that swift loads, which is not read: a model, loss or optimizer that it registers is not in the plan"
+    return tuple(f"{name} {shown(shown_text(named[name]))}: {what}" for name in own)
 
 
 def _frozen(given: Settings, dtype: str, tuner: str) -> str:

@@ -73,6 +73,11 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         return found
     if (own := _through_its_program(path, said)) is not None:
         return own
+    hands_on = load("trl", "dumped")
+    if _ending(path, text) in ("py", "ipynb") and (named := hands_on.starts(text)) is not None:
+        found = _collected(path, lambda file, given: hands_on.read(file, named, given), said)
+        said.require_used(str(path))
+        return found
     if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
         raise PlannerError(f"{path}: a program of {trained}, of whose programs this one is not read; 'plan estimate' takes its job")
     raise PlannerError(f"{path}: looks like no configuration of {', '.join([*readers, *SERVERS])}; say which with --from")

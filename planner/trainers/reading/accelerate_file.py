@@ -36,6 +36,7 @@ def accelerate(path: Path, options: Mapping[str, list[str]] = MappingProxyType({
 def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None) -> Sharding:
     """The same of its mapping. Raises PlannerError."""
     kind = str(data.get("distributed_type") or "NO").upper().rpartition(".")[2]  # YAML's NO is false
+    data, own = _handed_on(data)
     idle = [one for one, owner in OF_A_KIND.items() if owner != kind and data.get(one)]
     given = Settings(path, {name: value for name, value in data.items() if name not in idle}, said=said)
     given.get("distributed_type")
@@ -65,8 +66,23 @@ def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None
         precision=found.precision or precision, unread=(*found.unread, *unread), compiled=backend.lower() != "no",
         notes=(*found.notes, *([UNWRAPPED] if kind == "FSDP" and _unwrapped(given) else []),
                *(f"{one} of {path.name} does nothing: distributed_type is {kind}" for one in idle),
+               *([f"{', '.join(own)} of {path.name} does nothing: {HANDED_ON}"] if own else []),
                *([f"use_cpu of {path.name} does nothing: the launcher of {kind} does not hand it on"] if unheard else [])),
     )  # fmt: skip
+
+
+HANDED_ON = "accelerate hands on zero_stage, offload_optimizer_device and the like, and no section of DeepSpeed's own"
+
+
+def _handed_on(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The configuration of accelerate without what its launcher drops: sections of DeepSpeed's own JSON in deepspeed_config, whose
+    names become options of the command one by one; and their names.  [accelerate, commands/launch.py: _validate_launch_command]"""
+    part = data.get("deepspeed_config")
+    own = [name for name, value in part.items() if isinstance(value, Mapping)] if isinstance(part, Mapping) else []
+    if not own or not isinstance(part, Mapping):
+        return data, []
+    left = {name: value for name, value in part.items() if name not in own}
+    return {**data, "deepspeed_config": left}, [f"deepspeed_config.{name}" for name in own]
 
 
 OF_A_KIND = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}

@@ -127,7 +127,8 @@ def _training(commands: Iterable[Command], program: str, mode: str, modules: boo
         named = (i for i, word in enumerate(words[:-1]) if re.fullmatch(program, word) or (modules and _is_module(words, i)))
         fits = (i for i in named if re.fullmatch(mode or ".*", words[i + 1]))
         place = next(fits, None)
-        if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
+        asks = any(one in ("pip", "git", "echo", "which", "type") for one in command.words[: place or 0])  # command -v: is it there
+        if place is not None and not asks and command.words[max(place - 2, 0) : place] != ["command", "-v"]:
             found.append((command, place))
     return found
 

@@ -20,6 +20,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 of GPT-2 is two layers.  [transformers, models/*/modeling_*.py; peft, utils/constants.py]"""
 MLA = {"kv_a_proj_with_mqa", "kv_b_proj"}
 """Layers of keys and values in latent attention, which has those of the query beside them."""
+MIXERS = re.compile(r"in_proj_(qkvz?|[zab]|ba)")
+"""Layers of linear attention that are projections apart, which "all" has too.  [transformers, qwen3_next, qwen3_5]"""
 TABLES = re.compile(r"lm_head|output_layer|embed_(tokens|in|out)|(word|tok)_embeddings|wte|all-embedding|^output$")
 """Names of tables of the vocabulary."""
 EVERY = re.compile(r"all([-_]\w+)?|linear|auto|default|none|\.?\*|", re.IGNORECASE)
@@ -53,6 +55,7 @@ def unknown_layers(words: list[Any]) -> list[str]:
     named = [str(one).strip() for one in words]
     if linear_layers(words) <= set(ALL):
         return []
+    named = [one for one in named if not MIXERS.fullmatch(one.rpartition(".")[2])] if linear_layers(words) >= set(ALL) else named
     return [one for one in named if not (EVERY.fullmatch(one) or TABLES.search(one) or linear_layers([one]) <= set(ALL))]
 
 

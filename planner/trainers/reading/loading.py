@@ -43,6 +43,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found["attn_implementation"] = kernel
     if words.get("use_flash_attention_2") is True:  # before transformers 4.36
         found.setdefault("attn_implementation", "flash_attention_2")
+    if "attn_implementation" not in found and any(one.startswith("**") for one in words):
+        found |= _put_kernel(script)
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
     found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
     found |= {"by_trainer": True} if script.calls("LoraConfig") and not script.calls("get_peft_model") else {}
@@ -83,3 +85,13 @@ def _put_in_keywords(script: Script) -> bool:
     """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
     put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
     return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
+
+
+def _put_kernel(script: Script) -> dict[str, Any]:
+    """The kernel of attention that a script puts into keywords which it loads its model with, where it surely does and says which:
+    kwargs["attn_implementation"] = args.attention."""
+    put = script.stored("attn_implementation")
+    made = [one for one in put if one is not None and isinstance(script, Running) and script.may_run(one)]
+    kernels = {script.value(one) if isinstance(script, Running) and script.settled(one, None) else None for one in made}
+    named = kernels.pop() if len(kernels) == 1 and len(made) == len(put) else None
+    return {"attn_implementation": named} if isinstance(named, str) and not is_open(named) else {}

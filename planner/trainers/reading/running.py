@@ -73,7 +73,7 @@ class Running(Script):
         home = self._under.get(id(call), ((), ""))[1]
         return any(self._under.get(id(one), ((), ""))[1] == home and one.lineno < call.lineno for one in others)
 
-    def settled(self, call: ast.Call, beside: ast.Call | None) -> bool:
+    def settled(self, call: ast.expr, beside: ast.Call | None) -> bool:
         """Whether the conditions that a call stands under are known, those left out that another one stands under too."""
         shared = self._under.get(id(beside), ((), ""))[0]
         tests = self._under.get(id(call), ((), ""))[0]

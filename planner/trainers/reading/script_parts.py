@@ -288,3 +288,19 @@ def lists_all_linear(script: Script, node: ast.expr) -> bool:
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
     held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
     return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))
+
+
+SCORES = re.compile(r"(?m)^[^#\n]{0,200}\bUNSLOTH_(COMPILE_DISABLE|RETURN_LOGITS)[\"']?\]?\s*[=,:]\s*[\"']?1\b")
+OWN_FORWARD = re.compile(
+    r"llama-?[123]|codellama|tinyllama|mistral|qwen-?2(?!.*vl)|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1|2)|granite|r1-distill"
+)
+"""Models whose step unsloth has written itself; for all others it rewrites that of transformers.  [models/loader.py]"""
+
+
+def scores_of_unsloth(texts: Sequence[str], model: Any) -> list[str]:
+    """Note about variables of unsloth that keep the scores of all tokens, which its loss takes in pieces: it then installs nothing
+    that it has rewritten.  [unsloth_zoo/compiler.py: unsloth_compile_transformers, full_disable]"""
+    said = {one[1] for text in texts for one in SCORES.finditer(text)}
+    said -= {"COMPILE_DISABLE"} if OWN_FORWARD.search(str(model).lower()) else set()
+    what = "keeps the scores of all tokens, which are priced in pieces: memory comes out too low by about 10 bytes for each of them"
+    return [f"UNSLOTH_{name} {what}" for name in sorted(said)[-1:]]

@@ -41,7 +41,11 @@ def compared(path: Path, reader: Callable[[Path, Given], Reading], said: Given, 
     if not differ:
         return first
     names = list(dict.fromkeys(name for some in differ.values() for name in some))
-    told = ", ".join(f"{place + 1} {shown(trainings[place][:LONGEST])}" for place in (0, *differ))
+    texts = [trainings[place] for place in (0, *differ)]
+    apart = next((at for at, some in enumerate(zip(*texts, strict=False)) if len(set(some)) > 1), 0)
+    option, word = (texts[0][:apart].rfind(one) + 1 for one in (" -", " "))
+    start = 0 if max(map(len, texts)) <= LONGEST else option if apart - option < LONGEST // 2 else word  # 0: they are told whole
+    told = ", ".join(f"{place + 1} {shown(trainings[place][start:][:LONGEST])}" for place in (0, *differ))
     about = f"which of its trainings, which differ in {', '.join(names[:6])}: {told}"
     question = Question(name=WHICH_TRAINING, about=about, choices=tuple(str(place + 1) for place in (0, *differ)))
     return dataclasses.replace(first, questions=(question, *first.questions))

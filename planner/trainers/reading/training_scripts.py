@@ -13,7 +13,7 @@ from planner.trainers.reading import lengths, own_passes, own_weights, several_t
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import loading
 from planner.trainers.reading.modules import takes_settings
-from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
+from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of, unsloth_kernel
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running, WithModules
@@ -81,7 +81,7 @@ def settings_of(
         script = WithModules(path, under)
     _require_training(script)
     notes = several_trainers.only_one(script, CONFIGS, TRAINERS)
-    loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
+    loads = [one for one in script.calls("from_pretrained") if loads_model(one)] or of_all_branches(script, TRAINERS, loads_model)
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
     if not loads and script.calls("UnslothTrainer", "UnslothTrainingArguments"):
         what = "its trainer is unsloth's, and the model is loaded in another module"
@@ -311,7 +311,7 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     name = words.get("model_name", words.get("pretrained_model_name_or_path"))
     if name is None and call.args:
         name = script.value(call.args[0])
-    found: dict[str, Any] = {"model_name_or_path": name}
+    found: dict[str, Any] = {"model_name_or_path": name, **(unsloth_kernel(words, name) if unsloth else {})}
     dtype = words.get("dtype", words.get("torch_dtype"))
     if unsloth:
         eight = words.get("load_in_8bit", False)

@@ -10,9 +10,19 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
+from planner.trainers.reading.script_parts import scores_of_unsloth
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
-from planner.trainers.reading.training_arguments import BATCHES, HABITS, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
+from planner.trainers.reading.training_arguments import (
+    BATCHES,
+    HABITS,
+    MODELS,
+    TRANSFORMERS,
+    TRL,
+    UNSLOTH,
+    parse,
+    says_both,
+)
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
 
@@ -21,6 +31,8 @@ TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning
 BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
 """A program that builds a trainer and takes no options."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
+PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")
+"""A program whose trainer's arguments are those of its command, as they are parsed."""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -35,9 +47,12 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*", modules=True)
     settings = with_files(path, found, said)
     program = program_file(path, found.program)
-    if program is not None and UNSLOTH_MODEL.search(read_text(program)):  # its options are its own
+    lean = program is not None and UNSLOTH_MODEL.search(read_text(program)) is not None
+    if program is not None and lean and PARSED.match(read_text(program)) is None:  # its options are its own
         own, kind, notes = settings_of(program, said, settings.data)
         gpus = said.num_gpus or found.num_gpus or (1 if (found.visible or 1) == 1 else None)
+        texts = [read_text(path), read_text(program)] if kind == "unsloth" else []
+        notes = (*notes, *scores_of_unsloth(texts, own.label(*MODELS)))
         return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
     bare = program is not None and not found.settings and not found.words
     if program is not None and bare and BUILT.search(read_text(program)):  # its values are its own
@@ -49,10 +64,10 @@ def read(path: Path, said: Given) -> Reading:
         require_loop(path, found.program)
         _require_known_words(path, program, found)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
-    several = found.num_gpus is None and (found.visible or 1) > 1
+    several = found.num_gpus is None and (found.sharding is None or found.sharding.num_gpus is None) and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
-    return parse(settings, TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
+    return parse(settings, UNSLOTH if lean else TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
 def _require_known_words(path: Path, file: Path | None, found: Launch) -> None:

@@ -13,6 +13,7 @@ from planner.trainers.reading.given import Given, OtherStepError
 from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
+from planner.trainers.reading.script_parts import scores_of_unsloth
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
@@ -33,6 +34,7 @@ def read(path: Path, said: Given) -> Reading:
     if suffix in (".py", ".ipynb"):
         settings, kind, notes = settings_of(path, said)
         gpus = said.num_gpus or (1 if kind == "unsloth" or settings.one_gpu else None)
+        notes = (*notes, *scores_of_unsloth([read_text(path)] if kind == "unsloth" else [], settings.label(*MODELS)))
         return parse(settings, HABITS[kind], gpus, notes=notes)
     if suffix in (".yaml", ".yml", ".json"):
         read, notes = over_recipe(path, file_settings(path, "a recipe of TRL"), said)

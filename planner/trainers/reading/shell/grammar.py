@@ -364,3 +364,5 @@ class _Parser:
                 node.target, node.appends = word, match[1] == ">>"
             elif match[1] == "<<<":
                 node.input = word
+            elif match[1] == "<":
+                node.source = word

@@ -19,6 +19,8 @@ class Simple:
     """Whether it goes behind what that file has."""
     input: str | None = None
     """Word behind <<<, which it reads."""
+    source: str = ""
+    """File that it reads."""
     line: int = 0
 
 

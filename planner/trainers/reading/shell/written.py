@@ -1,4 +1,5 @@
-"""Files that a script writes: here-documents, echo, tee, what is appended, copied and edited in place. Nothing is written here."""
+"""Files that a script writes: here-documents, echo, tee, what is appended, copied, filled in and edited in place. None is written
+here."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,12 +8,14 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.shell.built_in import Script
-from planner.trainers.reading.shell.expansion import document, joined
-from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.shell.expansion import Variables, document, joined
+from planner.trainers.reading.shell.starting import script_near
+from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.shell.tree import Simple
 from planner.trainers.reading.values import read_text
 
 SETTINGS = (".yaml", ".yml", ".json")
+TEMPLATES = (*SETTINGS, ".template", ".tmpl", ".tpl", ".in")
 _SUBSTITUTION = re.compile(r"s([/|#,@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)")
 _PLAIN = re.compile(r"\^?([\w\s:\"'=,/${}-]|\.\*?|\s\*)*\$?")
 """Patterns that mean the same to sed and here."""
@@ -35,6 +38,9 @@ def record(node: Simple, words: Sequence[str], script: Script, directory: Path |
     if name == "cp" and len(files) > 1 and files[-1].endswith(SETTINGS):
         copied = _contents(script, directory, files[-2])
         script.documents += [] if copied is None else [(files[-1], copied)]
+    if name == "envsubst" and node.target and node.source:
+        plain = _contents(script, directory, joined(node.source, variables))
+        script.documents += [] if plain is None else [(target, _filled(plain, rest, variables))]
     inner = any(re.match(r"-\w*i|--in-?place", one) for one in rest)
     if name in ("sed", "yq") and files and files[-1].endswith(SETTINGS) and (inner or (name == "sed" and node.target)):
         there = _contents(script, directory, files[-1])
@@ -55,12 +61,24 @@ def _contents(script: Script, directory: Path | None, name: str) -> str | None:
     """The text of a file as the script has it by now; None where it is not there."""
     if (text := dict(script.documents).get(name)) is not None:
         return text
-    if directory is None or is_open(name) or not name.endswith(SETTINGS) or not library.is_file(directory / name):
+    if directory is None or not name.endswith(TEMPLATES):
+        return None
+    file = directory / name if name.startswith("/") else script_near(directory, name)  # $(dirname "$0")/x.yaml, say
+    if file is None or not library.is_file(file):
         return None
     try:
-        return read_text(directory / name)
+        return read_text(file)
     except PlannerError:
         return None
+
+
+def _filled(text: str, words: Sequence[str], variables: Variables) -> str:
+    """A text as envsubst fills it in: all variables of the shell, or those that its word names."""
+    named = set(re.findall(r"\$\{?(\w+)", " ".join(words)))
+    return re.sub(
+        r"\$\{(\w+)\}|\$([A-Za-z_]\w*)",
+        lambda one: document(one[0], variables) if not named or (one[1] or one[2]) in named else one[0], text,
+    )  # fmt: skip
 
 
 def _said(name: str, words: list[str]) -> str:
