@@ -88,12 +88,20 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
             given.data = {**given.data, "gradient_checkpointing": True}
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
+    if file is None and given.data.get(BATCH) is None and _has_own_names(given.data):
+        given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+def _has_own_names(data: Mapping[str, Any]) -> bool:
+    """Whether a program has a name of its own for its batch, and none that says whether it checkpoints."""
+    own = any(re.fullmatch(r"(train_|micro_)?(batch_?size|bsz)", one) for one in data)
+    return own and not any("checkpointing" in one for one in data)
 
 
 HANDED_ON = ("gradient_checkpointing", "gradient_accumulation_steps", "bf16", "fp16", "optim")
@@ -243,9 +251,20 @@ def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, A
     sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
     found = adapters(program, bool(lean), [] if lean else sure or made) if (sure or made) and (sure or made)[0] in made else {}
     known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
-    if decided and not (by_rank and sure):
+    if decided and not (sure and (by_rank or _always(program, sure))):
         return known
     return known | {"use_peft": True if sure else gap(["use_peft"])}
+
+
+def _always(program: Program, made: list[ast.Call]) -> bool:
+    """Whether a trainer is given adapters that are made, or they are put on the model, whatever the options of the command are."""
+    if any(program.runs(one) and not program.conditions(one) for one in program.calls("get_peft_model")):
+        return True
+    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)]
+    kept = [last_name(one.targets[0]) for one in puts]
+    names = [last_name(one.targets[0]) for one in puts if one.value in made and not program.conditions(one.value)]
+    given = [one.value for call in program.calls(*TRAINERS) for one in call.keywords if one.arg == "peft_config"]
+    return any(one in made or (isinstance(one, ast.Name) and one.id in names and kept.count(one.id) == 1) for one in given)
 
 
 def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:

@@ -9,6 +9,7 @@ from planner.trainers.reading.base_weights import PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name
+from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
 BATCH = "per_device_train_batch_size"
@@ -102,6 +103,11 @@ def on_one_gpu(loads: Sequence[ast.Call]) -> bool:
     return any(re.fullmatch(r"(cuda:)?\d+", str(one)) and not isinstance(one, bool) for one in known)
 
 
+def trained(script: Script, loads: list[ast.Call]) -> list[ast.Call]:
+    """Models that are loaded without those that stay on the host, to be merged with adapters, where others are there."""
+    return [one for one in loads if script.keywords(one).get("device_map") != "cpu"] or loads
+
+
 TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """Methods of a module that turn its weights into another dtype."""
 
@@ -181,6 +187,18 @@ def several_trainings(script: Script, configs: Sequence[ast.Call], trainers: Seq
     more = len(configs) > 1
     first = [f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})"] if more else []
     return first + ["its trainer is made in a loop: one of those trainings is priced"] * _in_a_loop(script, trainers)
+
+
+def that_counts(script: Script, configs: list[ast.Call], trainers: Sequence[ast.Call]) -> list[ast.Call]:
+    """Configurations without those that the last one under the same name has replaced where the trainer is made."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign)]
+    held = {id(one.value): one.targets[0].id for one in made if isinstance(one.targets[0], ast.Name)}
+    given = [word.value for call in trainers[:1] for word in call.keywords if word.arg == "args"]
+    same = [one for one in configs if given and held.get(id(one)) == getattr(given[0], "id", "") and one.lineno < given[0].lineno]
+    if len(same) < 2 or not isinstance(script, Running) or len({script.home_of(one) for one in (*same, *trainers[:1])}) > 1:
+        return configs
+    sure = max((one.lineno for one in same if not script.conditions(one)), default=0)
+    return [one for one in configs if one not in same or one.lineno >= sure]
 
 
 def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
