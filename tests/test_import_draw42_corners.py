@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from import_files import asked_for, written
 
+from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.given import Given
 
@@ -139,9 +140,6 @@ CLASSES = """
 import yaml, transformers
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-class Data:
-    def __init__(self, config):
-        self.config = config["trainer"]
 class Job:
     def __init__(self, config):
         self.config = config
@@ -159,6 +157,9 @@ class Job:
     def merge(self):
         model = AutoModelForCausalLM.from_pretrained(self.config["base"], device_map="cpu")
         merged(model).save_pretrained("out")
+class Data:
+    def __init__(self, config):
+        self.config = config["trainer"]
 job = Job(yaml.safe_load(open("job.yaml")))
 job.load()
 job.train()
@@ -196,3 +197,57 @@ done
 def test_a_job_that_a_script_writes_with_its_settings(tmp_path: Path) -> None:
     found = read(written(tmp_path, SUBMITS, "submit.sh"), None, Given(sequence_length=512))
     assert (found.num_gpus, found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (4, 2, 4)
+
+
+CLICKED = """
+import click
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+@click.command()
+@click.option("--input-model", type=str)
+@click.option("--per-device-train-batch-size", type=int, default=8)
+@click.option("--gradient-checkpointing/--no-gradient-checkpointing", is_flag=True, default=True)
+def main(input_model, per_device_train_batch_size, gradient_checkpointing):
+    model = AutoModelForCausalLM.from_pretrained(input_model)
+    args = TrainingArguments(per_device_train_batch_size=per_device_train_batch_size, bf16=True, max_length=512,
+                             gradient_checkpointing=gradient_checkpointing)
+    Trainer(model=model, args=args, train_dataset=d).train()
+main()
+"""
+
+
+@pytest.mark.parametrize(("more", "kept"), [("", Recompute.FULL), ("--no-gradient-checkpointing", Recompute.NONE)])
+def test_switches_of_click(tmp_path: Path, more: str, kept: Recompute) -> None:
+    written(tmp_path, CLICKED, "train.py")
+    run = f"torchrun --nproc_per_node 2 train.py --input-model Qwen/Qwen2.5-3B --per-device-train-batch-size 6 {more}\n"
+    found = read(written(tmp_path, run, "run.sh"), None, Given(sequence_length=512))
+    assert (found.fields["recompute"], found.fields["micro_batch_size"]) == (kept, 6)
+
+
+FAILS = """
+from dataclasses import dataclass
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class Model:
+    name: str = "Qwen/Qwen2.5-3B"
+    bits: int = 8
+m, args = HfArgumentParser((Model, TrainingArguments)).parse_args_into_dataclasses()
+words = {}
+if m.bits in [4, 8]:
+    words["quantization_config"] = BitsAndBytesConfig(load_in_4bit=(m.bits == 4), load_in_8bit=(m.bits == 8))
+try:
+    model = AutoModelForCausalLM.from_pretrained(m.name, torch_dtype="float16", **words)
+except ImportError:
+    model = AutoModelForCausalLM.from_pretrained(m.name, torch_dtype="float16", **words)
+model = get_peft_model(PREPARED, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+Trainer(model=model, args=args, train_dataset=d).train()
+"""
+
+
+@pytest.mark.parametrize(("prepared", "precision"), [("prepare_model_for_kbit_training(model)", "fp32"), ("model", "fp16")])
+def test_bits_of_a_model_that_is_loaded_again_and_what_it_computes_in(tmp_path: Path, prepared: str, precision: str) -> None:
+    """Tables in fp32 make all that no mixed precision casts fp32, whatever the model is loaded in."""
+    written(tmp_path, FAILS.replace("PREPARED", prepared), "tune.py")
+    run = "python tune.py --bits 4 --per_device_train_batch_size 2 --max_length 512\n"
+    found = read(written(tmp_path, run, "run.sh"), None, Given(num_gpus=1, sequence_length=512))
+    assert (asked_for(found), found.frozen_weights, found.precision) == ([], "nf4", precision)

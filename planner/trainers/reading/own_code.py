@@ -202,6 +202,7 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     trains = [one for one in program.calls("train") if "train" in ast.unparse(getattr(one.func, "value", one))]  # no model.train()
     loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
     loads = [one for one in loads if not program.behind(one, trains)] or loads  # one that is loaded then is merged, say
+    loads = list({ast.unparse(one): one for one in reversed(loads)}.values())[::-1]  # once more where the first one fails
     sure = [one for one in loads if program.runs(one)]
     if len(sure) == 1 or len(loads) == 1:
         found |= model_arguments(program, sure or loads, of_unsloth((sure or loads)[0]), [])

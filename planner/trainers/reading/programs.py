@@ -136,14 +136,18 @@ def usual_options(file: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in named:
         found |= classes.fields(one)
-    for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) == "add_argument"):
+    for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) in OPTIONS):
         found |= _argument(call)
     return found
 
 
+OPTIONS = ("add_argument", "option")
+"""Functions that say an option: of argparse, and of click, which names a switch with what turns it off: --a/--no-a."""
+
+
 def _argument(call: ast.Call) -> Mapping[str, Any]:
-    """{name: default} of parser.add_argument; a switch that is not said has none of its effect."""
-    names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+    """{name: default} of an option; a switch that is not said has none of its effect."""
+    names = [str(one.value).partition("/")[0] for one in call.args if isinstance(one, ast.Constant)]
     name = next((one.lstrip("-").replace("-", "_") for one in names if one.startswith("--")), "")
     words = {one.arg: one.value for one in call.keywords}
     action = words.get("action")
