@@ -150,7 +150,7 @@ class Job:
         else:
             self.model = AutoModelForCausalLM.from_pretrained(self.config["base"], quantization_config=bits)
     def train(self):
-        data, words = Data(self.config), self.config["trainer"]
+        data, words = Data({"trainer": {}}), self.config["trainer"]
         model = get_peft_model(self.model, LoraConfig(r=self.config["lora"]["r"], target_modules=["q_proj", "v_proj"]))
         args = transformers.TrainingArguments(per_device_train_batch_size=words["batch"], bf16=True)
         transformers.Trainer(model=model, args=args, train_dataset=data).train()
@@ -234,7 +234,8 @@ class Model:
 m, args = HfArgumentParser((Model, TrainingArguments)).parse_args_into_dataclasses()
 words = {}
 if m.bits in [4, 8]:
-    words["quantization_config"] = BitsAndBytesConfig(load_in_4bit=(m.bits == 4), load_in_8bit=(m.bits == 8))
+    load_in_4bit = m.bits == 4
+    words["quantization_config"] = BitsAndBytesConfig(load_in_4bit=load_in_4bit, load_in_8bit=(m.bits == 8))
 try:
     model = AutoModelForCausalLM.from_pretrained(m.name, torch_dtype="float16", **words)
 except ImportError:
@@ -251,3 +252,13 @@ def test_bits_of_a_model_that_is_loaded_again_and_what_it_computes_in(tmp_path: 
     run = "python tune.py --bits 4 --per_device_train_batch_size 2 --max_length 512\n"
     found = read(written(tmp_path, run, "run.sh"), None, Given(num_gpus=1, sequence_length=512))
     assert (asked_for(found), found.frozen_weights, found.precision) == ([], "nf4", precision)
+
+
+def test_where_the_tokenizer_of_a_program_cuts(tmp_path: Path) -> None:
+    """In a module beside it, which no option of the command says."""
+    rows = "class Rows:\n    def get(self, one):\n        return tokenizer(one, truncation=True, max_length=768)\n"
+    written(tmp_path, rows, "rows.py")
+    text = FAILS.replace("PREPARED", "model").replace("train_dataset=d", "train_dataset=Rows()")
+    written(tmp_path, f"from rows import Rows\n{text}", "tune.py")
+    found = read(written(tmp_path, "python tune.py --bits 4 --per_device_train_batch_size 2\n", "run.sh"), None, Given(num_gpus=1))
+    assert (asked_for(found), found.sequence_length) == ([], 768)

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_parts import other_sizes, parts_of, put_by
 from planner.trainers.reading.programs import (
     PARSERS,
@@ -21,10 +22,10 @@ from planner.trainers.reading.programs import (
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import WithModules
-from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, derived_from, switched_on
+from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, cut_length, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
-from planner.trainers.reading.training_arguments import DOUBLED, MODES, RANKS, WHOLE
+from planner.trainers.reading.training_arguments import DOUBLED, LENGTHS, MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
     CONFIGS,
@@ -90,6 +91,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**given.data, "deepspeed": given.get(name)}
     if file is None and given.data.get(BATCH) is None and _has_own_names(given.data):
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
+    if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
+        own |= cut_length(code)
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
@@ -179,7 +182,9 @@ def _require_no_hydra(given: Settings, path: Path, file: Path | None) -> None:
 def _followed(file: Path | None, options: Mapping[str, Any], gpus: int | None) -> Program | None:
     """A program under the options of its command; None where it is not there or is no Python."""
     try:
-        return Program(file, {**dict.fromkeys(OFF, False), **options}, gpus) if file is not None else None
+        text = read_text(file) if file is not None else ""
+        off = [one for one in OFF if re.search(rf"^\s+{one} = ", text, re.MULTILINE) is None]  # no variable of its own
+        return Program(file, {**dict.fromkeys(off, False), **options}, gpus) if file is not None else None
     except PlannerError:
         return None
 
