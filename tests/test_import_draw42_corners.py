@@ -262,3 +262,40 @@ def test_where_the_tokenizer_of_a_program_cuts(tmp_path: Path) -> None:
     written(tmp_path, f"from rows import Rows\n{text}", "tune.py")
     found = read(written(tmp_path, "python tune.py --bits 4 --per_device_train_batch_size 2\n", "run.sh"), None, Given(num_gpus=1))
     assert (asked_for(found), found.sequence_length) == ([], 768)
+
+
+ELSEWHERE = """
+import argparse
+from bits import get_bnb_config
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+p = argparse.ArgumentParser()
+p.add_argument("--max_seq_length", type=int, default=2048)
+p.add_argument("--batch", type=int, default=2)
+args = p.parse_args()
+def rows(one):
+    return one[:args.max_seq_length - 1]
+print(args.max_seq_length)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-3B", quantization_config=get_bnb_config())
+model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8, lora_alpha=16))
+config = TrainingArguments(per_device_train_batch_size=args.batch, bf16=True)
+Trainer(model=model, args=config, train_dataset=d.map(rows)).train()
+"""
+BITS = "from transformers import BitsAndBytesConfig\ndef get_bnb_config():\n    return BitsAndBytesConfig(load_in_4bit=True)\n"
+
+
+def test_bits_that_a_module_says_and_a_length_that_an_option_says(tmp_path: Path) -> None:
+    written(tmp_path, BITS, "bits.py")
+    found = read(written(tmp_path, ELSEWHERE, "tune.py"), None, Given(num_gpus=1, settings={"fsdp": "no_shard"}))
+    assert (asked_for(found), found.frozen_weights, found.sequence_length) == ([], "nf4", 2048)
+    assert "taken to be cut at 2048 tokens, as its variable max_seq_length says" in " ".join(found.notes)
+    only_shown = written(tmp_path, ELSEWHERE.replace("one[:args.max_seq_length - 1]", "one"), "tune.py")
+    assert read(only_shown, None, Given(num_gpus=1, settings={"fsdp": "no_shard"})).sequence_length is None
+
+
+def test_adapters_of_a_program_that_names_no_layers(tmp_path: Path) -> None:
+    """PEFT puts them on query and value."""
+    written(tmp_path, BITS, "bits.py")
+    written(tmp_path, ELSEWHERE, "tune.py")
+    found = read(written(tmp_path, "python tune.py --batch 1 --max_seq_length 512\n", "run.sh"), None, Given(num_gpus=1))
+    assert ("lora_target_modules" in asked_for(found), found.lora_rank, found.lora_targets) == (False, 8, "qv")

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running, WithModules
-from planner.trainers.reading.script_parts import LENGTHS, cut_length, length_variables
+from planner.trainers.reading.script_parts import LENGTHS, cut_length, length_options, length_variables
 
 IN_MODULES = "sequences are cut at {} tokens by the tokenizer in a module that the script takes from its project"
 OF_VARIABLE = "sequences are taken to be cut at {} tokens, as its variable {} says; --set max_length=N says otherwise"
@@ -19,6 +19,7 @@ def said(script: Running, notes: list[str]) -> dict[str, Any]:
     found = cut_length(script)
     if found and not cuts(script):
         names = [last_name(one.targets[0]) for one in length_variables(script) if script.value(one.value) == found["max_length"]]
+        names += [last_name(one) for one in length_options(script) if not names]
         notes += [OF_VARIABLE.format(found["max_length"], one) for one in names[:1]]
     if found or isinstance(script, WithModules) or not any(isinstance(one, ast.ImportFrom) for one in script.tree.body):
         return found

@@ -2,13 +2,13 @@
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import default_of, fields_of, last_name
+from planner.trainers.reading.python_text import default_of, fields_of, last_name, option_names
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
@@ -48,16 +48,26 @@ SHOWS = ("print", "info", "debug", "warning", "log", "format", "generate", "Gene
 def length_variables(script: Script) -> list[ast.Assign]:
     """Assignments of a length that the script reads again, other than to show it or to generate with it."""
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
-    read: set[str] = set()
-    waiting: list[ast.AST] = [script.tree] if made else []
+    read = {last_name(one) for one in _read(script)} if made else set()
+    return [one for one in made if last_name(one.targets[0]) in read]
+
+
+def length_options(script: Script) -> list[ast.expr]:
+    """Where a script takes the length from an option of argparse, other than to show it or to generate with it."""
+    named = {name for call in script.calls("add_argument") for name in option_names(call)} & {*LENGTH_NAMES}
+    return [one for one in _read(script) if isinstance(one, ast.Attribute) and one.attr in named] if named else []
+
+
+def _read(script: Script) -> Iterator[ast.Name | ast.Attribute]:
+    """Names and attributes that a script reads, but where it shows them or generates with them."""
+    waiting: list[ast.AST] = [script.tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and last_name(node.func) in SHOWS):
             continue
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            read.add(last_name(node))
+            yield node
         waiting += ast.iter_child_nodes(node)
-    return [one for one in made if last_name(one.targets[0]) in read]
 
 
 def cut_length(script: Script) -> dict[str, Any]:
@@ -73,6 +83,8 @@ def cut_length(script: Script) -> dict[str, Any]:
         own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
         every = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
         cut = [one for one in every if isinstance(one, int) and one > 1]
+    if not cut:
+        cut = [value for one in length_options(script) if isinstance(value := script.value(one), int) and value > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
 
 
@@ -138,12 +150,16 @@ def _inner(node: ast.AST, load: ast.Call) -> ast.AST:
 LIBRARIES = ("transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes", "torch", "accelerate", "datasets", "typing")
 HELPS = re.compile("lora|peft|adapter|quantiz|quantis|bnb|bitsandbytes|kbit|4bit")
 """Parts of names of functions that make adapters or bits."""
+OF_BITS = re.compile("quantiz|quantis|bnb|bitsandbytes|4bit")
+"""Those of bits alone."""
 
 
 def helped(script: Script) -> bool:
     """Whether a script takes adapters or bits from modules of its project, by the names of what it takes, and makes none here."""
     taken = [one.name.lower() for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)
              and (node.module or "").partition(".")[0] not in LIBRARIES for one in node.names]  # fmt: skip
+    if not script.calls("BitsAndBytesConfig") and any(OF_BITS.search(one) for one in taken):
+        return True
     made = script.calls("LoraConfig") or (script.calls("BitsAndBytesConfig") and not script.calls("get_peft_model"))
     return not made and any(HELPS.search(one) for one in taken)
 

@@ -386,8 +386,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     if unsloth:
         targets = unsloth_targets(targets, words)
         found |= {name: words[name] for name in ("qat_scheme",) if words.get(name)}
-    if targets is not None or unsloth:
-        found["lora_target_modules"] = targets or "all-linear"
+    found["lora_target_modules"] = targets or ("all-linear" if unsloth else ["q_proj", "v_proj"])  # of PEFT, mostly
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
