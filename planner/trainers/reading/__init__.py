@@ -44,7 +44,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     commands = _commands(path, text, said)
     run, whole = _lines(commands, MOST_WORDS), _lines(commands, MOST_ARGUMENTS)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
-    fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
+    shown = IN_A_FILE.sub("", text) if _ending(path, text) in SHELL else text
+    fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{shown}\n{run}" if one in first else shown)]
     if fits == ["transformers"] and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
         plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
         fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
@@ -83,6 +84,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     raise PlannerError(f"{path}: looks like no configuration of {', '.join([*readers, *SERVERS])}; say which with --from")
 
 
+IN_A_FILE = re.compile(r"^(model_name_or_path|per_device_train_batch_size)\s*:.*", re.MULTILINE)
+"""Lines of a script that stand in a file which it writes, for whatever program."""
 OWN_FILE = re.compile(rf"^({'|'.join(library.WRITTEN)}): *\d+$", re.MULTILINE)
 """What the planner itself wrote is read already."""
 

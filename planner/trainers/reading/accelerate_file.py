@@ -35,6 +35,8 @@ def accelerate(path: Path, options: Mapping[str, list[str]] = MappingProxyType({
 
 def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None) -> Sharding:
     """The same of its mapping. Raises PlannerError."""
+    if "zero_optimization" in data and "distributed_type" not in data:
+        return _of_the_engine(path, data)
     kind = str(data.get("distributed_type") or "NO").upper().rpartition(".")[2]  # YAML's NO is false
     data, own = _handed_on(data)
     idle = [one for one, owner in OF_A_KIND.items() if owner != kind and data.get(one)]
@@ -83,6 +85,14 @@ def _handed_on(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         return data, []
     left = {name: value for name, value in part.items() if name not in own}
     return {**data, "deepspeed_config": left}, [f"deepspeed_config.{name}" for name in own]
+
+
+def _of_the_engine(path: Path, data: Mapping[str, Any]) -> Sharding:
+    """DeepSpeed's own configuration in the place of that of accelerate, which refuses names that it does not know."""
+    given = Settings(path, {name: data.get(name) for name in ("num_processes", "num_machines")})
+    found = deepspeed({name: value for name, value in data.items() if name not in given.data}, path, "accelerate")
+    text = f"{path.name} is a configuration of DeepSpeed, with which accelerate does not start: taken for what DeepSpeed is given"
+    return dataclasses.replace(found, num_gpus=given.number("num_processes"), notes=(*found.notes, text))
 
 
 OF_A_KIND = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}

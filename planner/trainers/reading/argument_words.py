@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from planner.trainers.reading.base_weights import PREPARES
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.versions import newer
 
 COMPILES = ("torchdynamo", "torch_compile_backend", "torch_compile_mode")
@@ -54,6 +56,12 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
     if (adapted := found.pop("lora_target_parameters", None)) is not None:
         found["target_parameters"] = adapted
     return found
+
+
+def prepared(given: Settings, sharding: Sharding, old: bool) -> bool:
+    """Whether tables and norms beside a quantised base become fp32, in which all that no mixed precision casts then computes;
+    ``old``: of TRL while its trainers did so by themselves, but where weights are sharded.  [peft, utils/other.py]"""
+    return given.flag(PREPARES[0]) or (old and sharding.kind != "fsdp" and sharding.fields.get("zero") != 3)
 
 
 IN_HALF = "frozen layers compute in {} (bnb_4bit_compute_dtype) and are priced in fp32 as all else: the step comes out too long"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import Function
+from planner.trainers.reading.python_text import Function, called_as
 from planner.trainers.reading.shell.text import gap, is_open
 
 FARTHEST = 12
@@ -78,7 +78,7 @@ class Parts(Script):
             home = self._home.get(id(home))
 
     def _argument(self, function: Function, name: str) -> ast.expr | None:
-        calls = self._calls.get(self._made_by.get(id(function), function.name), [])
+        calls = self._calls.get(called_as(function, self._owner), [])
         given = [one.value for call in calls for one in call.keywords if one.arg == name]
         if len(calls) > 1 or any(call.args or any(one.arg is None for one in call.keywords) for call in calls):
             return None

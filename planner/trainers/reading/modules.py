@@ -14,6 +14,8 @@ FAR = 1_000_000
 """Lines between a program and each module, so that what stands in the program comes first."""
 LARGEST = 400_000
 """Bytes of a module that is read."""
+INSTALLED = ("trl", "transformers", "peft", "accelerate", "deepspeed")
+"""Libraries that are read as their releases are, also where a project is a fork of one and holds its sources."""
 ABOVE = 5
 """Folders above the program in which the packages of its project lie."""
 
@@ -84,6 +86,8 @@ def _found(module: _Module, name: str, files: dict[Path, _Module | None], depth:
 
 def _place(file: Path, node: ast.ImportFrom) -> Path | None:
     """The file of a module that another one imports from."""
+    if not node.level and (node.module or "").partition(".")[0] in INSTALLED:
+        return None  # a program of a fork of the library
     path = (node.module or "").replace(".", "/")
     folder = file.resolve().parent
     roots = [[folder, *folder.parents][node.level - 1]] if 0 < node.level < ABOVE else [folder, *list(folder.parents)[:ABOVE]]

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_parts import other_sizes, parts_of, put_by
 from planner.trainers.reading.programs import (
     PARSERS,
@@ -21,10 +22,10 @@ from planner.trainers.reading.programs import (
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import WithModules
-from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, derived_from, switched_on
+from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, cut_length, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
-from planner.trainers.reading.training_arguments import DOUBLED, MODES, RANKS, WHOLE
+from planner.trainers.reading.training_arguments import DOUBLED, LENGTHS, MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
     CONFIGS,
@@ -88,12 +89,22 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
             given.data = {**given.data, "gradient_checkpointing": True}
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
+    if file is None and given.data.get(BATCH) is None and _has_own_names(given.data):
+        given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
+    if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
+        own |= cut_length(code)
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+def _has_own_names(data: Mapping[str, Any]) -> bool:
+    """Whether a program has a name of its own for its batch, and none that says whether it checkpoints."""
+    own = any(re.fullmatch(r"(train_|micro_)?(batch_?size|bsz)", one) for one in data)
+    return own and not any("checkpointing" in one for one in data)
 
 
 HANDED_ON = ("gradient_checkpointing", "gradient_accumulation_steps", "bf16", "fp16", "optim")
@@ -171,7 +182,9 @@ def _require_no_hydra(given: Settings, path: Path, file: Path | None) -> None:
 def _followed(file: Path | None, options: Mapping[str, Any], gpus: int | None) -> Program | None:
     """A program under the options of its command; None where it is not there or is no Python."""
     try:
-        return Program(file, {**dict.fromkeys(OFF, False), **options}, gpus) if file is not None else None
+        text = read_text(file) if file is not None else ""
+        off = [one for one in OFF if re.search(rf"^\s+{one} = ", text, re.MULTILINE) is None]  # no variable of its own
+        return Program(file, {**dict.fromkeys(off, False), **options}, gpus) if file is not None else None
     except PlannerError:
         return None
 
@@ -194,6 +207,7 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     trains = [one for one in program.calls("train") if "train" in ast.unparse(getattr(one.func, "value", one))]  # no model.train()
     loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
     loads = [one for one in loads if not program.behind(one, trains)] or loads  # one that is loaded then is merged, say
+    loads = list({ast.unparse(one): one for one in reversed(loads)}.values())[::-1]  # once more where the first one fails
     sure = [one for one in loads if program.runs(one)]
     if len(sure) == 1 or len(loads) == 1:
         found |= model_arguments(program, sure or loads, of_unsloth((sure or loads)[0]), [])
@@ -243,9 +257,20 @@ def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, A
     sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
     found = adapters(program, bool(lean), [] if lean else sure or made) if (sure or made) and (sure or made)[0] in made else {}
     known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
-    if decided and not (by_rank and sure):
+    if decided and not (sure and (by_rank or _always(program, sure))):
         return known
     return known | {"use_peft": True if sure else gap(["use_peft"])}
+
+
+def _always(program: Program, made: list[ast.Call]) -> bool:
+    """Whether a trainer is given adapters that are made, or they are put on the model, whatever the options of the command are."""
+    if any(program.runs(one) and not program.conditions(one) for one in program.calls("get_peft_model")):
+        return True
+    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)]
+    kept = [last_name(one.targets[0]) for one in puts]
+    names = [last_name(one.targets[0]) for one in puts if one.value in made and not program.conditions(one.value)]
+    given = [one.value for call in program.calls(*TRAINERS) for one in call.keywords if one.arg == "peft_config"]
+    return any(one in made or (isinstance(one, ast.Name) and one.id in names and kept.count(one.id) == 1) for one in given)
 
 
 def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:

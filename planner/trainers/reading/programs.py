@@ -4,7 +4,6 @@ argparse. Nothing is executed."""
 import ast
 import re
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python_text import last_name, tree_of
-from planner.trainers.reading.settings import beside, rooted
+from planner.trainers.reading.settings import below, beside, rooted
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import CLOSE, is_open, shown_text
 from planner.trainers.reading.values import read_text
@@ -36,21 +35,8 @@ def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     file = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
-    near = beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or _below(script, file)
+    near = beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or below(script, file)
     return near or (beside(script, rooted(program), (".py",)) if is_open(program) else None)
-
-
-def _below(script: Path, name: str) -> Path | None:
-    """The one program of that name in a folder beside the script, which may change to it first."""
-    if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > 200:
-        return None
-    folders = islice((one for one in script.resolve().parent.iterdir() if one.is_dir()), MOST_FOLDERS)
-    found = [one / name for one in folders if library.is_file(one / name)]
-    return found[0] if len(found) == 1 else None
-
-
-MOST_FOLDERS = 100
-"""Folders beside a script that are looked into."""
 
 
 def starts_a_trainer(script: Path, commands: str) -> bool:
@@ -150,14 +136,18 @@ def usual_options(file: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in named:
         found |= classes.fields(one)
-    for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) == "add_argument"):
+    for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) in OPTIONS):
         found |= _argument(call)
     return found
 
 
+OPTIONS = ("add_argument", "option")
+"""Functions that say an option: of argparse, and of click, which names a switch with what turns it off: --a/--no-a."""
+
+
 def _argument(call: ast.Call) -> Mapping[str, Any]:
-    """{name: default} of parser.add_argument; a switch that is not said has none of its effect."""
-    names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+    """{name: default} of an option; a switch that is not said has none of its effect."""
+    names = [str(one.value).partition("/")[0] for one in call.args if isinstance(one, ast.Constant)]
     name = next((one.lstrip("-").replace("-", "_") for one in names if one.startswith("--")), "")
     words = {one.arg: one.value for one in call.keywords}
     action = words.get("action")

@@ -40,7 +40,7 @@ class Script:
         self._calls: dict[str, list[ast.Call]] = {}
         self._stored: dict[str, list[ast.expr | None]] = {}
         self._classes: set[str] = set()
-        self._made_by: dict[int, str] = {}  # a function that makes an object -> the class that is called for it
+        self._owner: dict[int, str] = {}  # a method -> its class
         self._steps, self._inside = 0, False
         self._waiting: set[int] = set()  # nodes whose value hangs on their own
         try:
@@ -146,7 +146,7 @@ class Script:
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             self._classes.add(node.name)
-            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, Function) and one.name == "__init__"}
+            self._owner |= {id(one): node.name for one in node.body if isinstance(one, Function)}
             for name, value in python_text.fields_of(node):
                 self._fields.setdefault(name, []).append(value)
         for target, value in targets(node):
@@ -217,8 +217,8 @@ class Script:
         return values[0] if same and (some[start].sure or len(values) > 1 or len(some) == 1) else gap([name])
 
     def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
-        """What a parameter is given by the one call of the function, else its default; None = there is no such parameter."""
-        arguments, calls = function.args, self._calls.get(self._made_by.get(id(function), function.name), [])
+        """What all calls of a function give a parameter, else its default; None = there is no such parameter."""
+        arguments, calls = function.args, self._calls.get(python_text.called_as(function, self._owner), [])
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
         calls = [one for one in calls if isinstance(one.func, ast.Name)] or calls  # train(...), beside trainer.train()
@@ -227,14 +227,12 @@ class Script:
             return ({str(one.arg): self._value(one.value) for one in rest},)
         if name not in names:
             return None
-        if len(calls) == 1:
-            given = next((one.value for one in calls[0].keywords if one.arg == name), None)
-            place = names.index(name) - (names[0] in ("self", "cls"))
-            if given is None and 0 <= place < min(len(calls[0].args), len(positional)):
-                given = calls[0].args[place]
-            itself = isinstance(given, ast.Name) and given.id == name and self._home.get(id(given)) is function
-            if given is not None and not itself:
-                return (self._value(given),)
+        place = names.index(name) - (names[0] in ("self", "cls")) if name in [one.arg for one in positional] else -1
+        given = [python_text.given_for(name, place, one) for one in calls]
+        given = [one for one in given if not (getattr(one, "id", "") == name and self._home.get(id(one)) is function)]
+        if calls and len(given) == len(calls) and None not in given:  # no call leaves it at its default
+            values = [self._value(one) for one in given if one is not None]
+            return (values[0] if all(one == values[0] for one in values) else gap([name]),)
         bare = [None] * (len(positional) - len(arguments.defaults))
         default = dict(zip(names, [*bare, *arguments.defaults, *arguments.kw_defaults], strict=True))[name]
         return (gap([name]),) if default is None else (self._value(python_text.default_of(default)),)
@@ -247,7 +245,8 @@ class Script:
         if said is not None:
             return value_of(said)
         if (some := self._attributes.get(ast.unparse(node))) is not None:
-            return self._decided(some, name)
+            own = [one for one in some if self._owner.get(id(one.home)) == self._owner.get(id(self._home.get(id(node))))]
+            return self._decided((own if ast.unparse(node.value) == "self" else []) or some, name)
         owner: Any = self._value(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else None
         if waits(owner) or (isinstance(owner, FileSettings) and name in owner):
             return self._kept(owner, name)

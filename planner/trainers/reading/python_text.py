@@ -3,7 +3,7 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -255,3 +255,15 @@ def put_compared(names: list[str], values: tuple[Any, Any], choices: dict[str, l
         known = choices.setdefault(names[0], [])
         known[:] = list(dict.fromkeys([*(one for one in known if one != "none"), *texts, "none"]))
     return names
+
+
+def given_for(name: str, place: int, call: ast.Call) -> ast.expr | None:
+    """What a call gives a parameter, by its name or in its place; None = nothing."""
+    named = next((one.value for one in call.keywords if one.arg == name), None)
+    return call.args[place] if named is None and 0 <= place < len(call.args) else named
+
+
+def called_as(function: Function, owners: Mapping[int, str]) -> str:
+    """The name under which a function is called: that of its class where it makes the objects of one; ``owners``: methods' classes
+    by ids."""
+    return owners.get(id(function), function.name) if function.name == "__init__" else function.name

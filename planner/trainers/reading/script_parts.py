@@ -2,13 +2,13 @@
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.base_weights import CAST, PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import default_of, fields_of, last_name
+from planner.trainers.reading.python_text import default_of, fields_of, last_name, option_names
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
@@ -48,16 +48,26 @@ SHOWS = ("print", "info", "debug", "warning", "log", "format", "generate", "Gene
 def length_variables(script: Script) -> list[ast.Assign]:
     """Assignments of a length that the script reads again, other than to show it or to generate with it."""
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
-    read: set[str] = set()
-    waiting: list[ast.AST] = [script.tree] if made else []
+    read = {last_name(one) for one in _read(script)} if made else set()
+    return [one for one in made if last_name(one.targets[0]) in read]
+
+
+def length_options(script: Script) -> list[ast.expr]:
+    """Where a script takes the length from an option of argparse, other than to show it or to generate with it."""
+    named = {name for call in script.calls("add_argument") for name in option_names(call)} & {*LENGTH_NAMES}
+    return [one for one in _read(script) if isinstance(one, ast.Attribute) and one.attr in named] if named else []
+
+
+def _read(script: Script) -> Iterator[ast.Name | ast.Attribute]:
+    """Names and attributes that a script reads, but where it shows them or generates with them."""
+    waiting: list[ast.AST] = [script.tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and last_name(node.func) in SHOWS):
             continue
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            read.add(last_name(node))
+            yield node
         waiting += ast.iter_child_nodes(node)
-    return [one for one in made if last_name(one.targets[0]) in read]
 
 
 def cut_length(script: Script) -> dict[str, Any]:
@@ -73,6 +83,8 @@ def cut_length(script: Script) -> dict[str, Any]:
         own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
         every = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
         cut = [one for one in every if isinstance(one, int) and one > 1]
+    if not cut:
+        cut = [value for one in length_options(script) if isinstance(value := script.value(one), int) and value > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
 
 
@@ -101,6 +113,11 @@ def on_one_gpu(loads: Sequence[ast.Call]) -> bool:
     places = [one.values[0] if isinstance(one, ast.Dict) and len(one.values) == 1 else one for one in given]
     known = [one.value for one in places if isinstance(one, ast.Constant)]
     return any(re.fullmatch(r"(cuda:)?\d+", str(one)) and not isinstance(one, bool) for one in known)
+
+
+def trained(script: Script, loads: list[ast.Call]) -> list[ast.Call]:
+    """Models that are loaded without those that stay on the host, to be merged with adapters, where others are there."""
+    return [one for one in loads if script.keywords(one).get("device_map") != "cpu"] or loads
 
 
 TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
@@ -167,12 +184,16 @@ def _inner(node: ast.AST, load: ast.Call) -> ast.AST:
 LIBRARIES = ("transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes", "torch", "accelerate", "datasets", "typing")
 HELPS = re.compile("lora|peft|adapter|quantiz|quantis|bnb|bitsandbytes|kbit|4bit")
 """Parts of names of functions that make adapters or bits."""
+OF_BITS = re.compile("quantiz|quantis|bnb|bitsandbytes|4bit")
+"""Those of bits alone."""
 
 
 def helped(script: Script) -> bool:
     """Whether a script takes adapters or bits from modules of its project, by the names of what it takes, and makes none here."""
     taken = [one.name.lower() for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)
              and (node.module or "").partition(".")[0] not in LIBRARIES for one in node.names]  # fmt: skip
+    if not script.calls("BitsAndBytesConfig") and any(OF_BITS.search(one) for one in taken):
+        return True
     made = script.calls("LoraConfig") or (script.calls("BitsAndBytesConfig") and not script.calls("get_peft_model"))
     return not made and any(HELPS.search(one) for one in taken)
 
@@ -216,6 +237,18 @@ def several_trainings(script: Script, configs: Sequence[ast.Call], trainers: Seq
     more = len(configs) > 1
     first = [f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})"] if more else []
     return first + ["its trainer is made in a loop: one of those trainings is priced"] * _in_a_loop(script, trainers)
+
+
+def that_counts(script: Script, configs: list[ast.Call], trainers: Sequence[ast.Call]) -> list[ast.Call]:
+    """Configurations without those that the last one under the same name has replaced where the trainer is made."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign)]
+    held = {id(one.value): one.targets[0].id for one in made if isinstance(one.targets[0], ast.Name)}
+    given = [word.value for call in trainers[:1] for word in call.keywords if word.arg == "args"]
+    same = [one for one in configs if given and held.get(id(one)) == getattr(given[0], "id", "") and one.lineno < given[0].lineno]
+    if len(same) < 2 or not isinstance(script, Running) or len({script.home_of(one) for one in (*same, *trainers[:1])}) > 1:
+        return configs
+    sure = max((one.lineno for one in same if not script.conditions(one)), default=0)
+    return [one for one in configs if one not in same or one.lineno >= sure]
 
 
 def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:

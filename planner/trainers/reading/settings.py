@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,16 @@ def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".
         if library.is_file(place) and place.suffix.lower() in endings:
             return place
     return None
+
+
+def below(path: Path, name: str) -> Path | None:
+    """The one file of that name in a folder beside a script, which may change to it first."""
+    if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > 200 or "\0" in name:
+        return None
+    folders = islice((one for one in path.resolve().parent.iterdir() if one.is_dir()), MOST_FOLDERS)
+    found = [one / name for one in folders if library.is_file(one / name)]
+    return found[0] if len(found) == 1 else None
+
+
+MOST_FOLDERS = 100
+"""Folders beside a script that are looked into."""

@@ -10,7 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.record import record
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.settings import JSON, Settings, beside, file_settings
+from planner.trainers.reading.settings import JSON, Settings, below, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import percent
 
@@ -92,7 +92,7 @@ def deepspeed(value: Any, path: Path, where: str, given: Settings | None = None)
     if isinstance(value, Mapping):
         return _deepspeed(Settings(path, value, f"{where}: "))
     name = str(value)
-    file = beside(path, name)
+    file = beside(path, name) or (below(path, name) if name.endswith(JSON) else None)
     if file is not None:
         return _deepspeed(Settings(file, file_settings(file, "a DeepSpeed configuration")))
     found = preset(name)

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
-from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, spelled
+from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, prepared, spelled
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     KERNELS,
@@ -127,7 +127,7 @@ def parse(
     elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
-    precision = _precision(given, habits, half, found)
+    precision = _precision(given, habits, half and not (bits and prepared(given, found, habits is OLD_TRL)), found)
     engine = casts_all(found, precision)
     usual = "kept" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading import lengths, own_passes, own_weights, several_trainers
+from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import loading
 from planner.trainers.reading.modules import takes_settings
@@ -81,15 +81,16 @@ def settings_of(
         script = WithModules(path, under)
     _require_training(script)
     notes = several_trainers.only_one(script, CONFIGS, TRAINERS)
-    loads = [one for one in script.calls("from_pretrained") if loads_model(one)] or of_all_branches(script, TRAINERS, loads_model)
+    loads = script_parts.trained(script, [one for one in script.calls("from_pretrained") if loads_model(one)])
+    loads = loads or of_all_branches(script, TRAINERS, loads_model)
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
     if not loads and script.calls("UnslothTrainer", "UnslothTrainingArguments"):
         what = "its trainer is unsloth's, and the model is loaded in another module"
         raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
     data = model_arguments(script, loads, unsloth, notes)
-    made = script.calls(*CONFIGS, *derived_from(script, CONFIGS))
-    configs = sorted(made, key=lambda one: all(word.arg != BATCH for word in one.keywords))
     trainers = script.calls(*TRAINERS, *derived_from(script, TRAINERS))
+    made = script_parts.that_counts(script, script.calls(*CONFIGS, *derived_from(script, CONFIGS)), trainers)
+    configs = sorted(made, key=lambda one: all(word.arg != BATCH for word in one.keywords))
     notes += several_trainings(script, configs, trainers)
     for call in (*configs[:1], *trainers[:1]):
         data |= _said_by(script, call, unsloth)  # the trainer's own come last
@@ -103,7 +104,7 @@ def settings_of(
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
     data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
-    data |= {**parts_of(script, trainers), **adapters(script, unsloth), **on_cpus(script)}
+    data |= parts_of(script, trainers) | adapters(script, unsloth) | on_cpus(script)
     called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
     kinds = {name for one in called for name in (one, *bases_of(script, one))}
     if any(one.startswith("DPO") for one in kinds):
@@ -178,8 +179,8 @@ def builds_in_modules(path: Path) -> bool:
 
 def own_steps(script: Running, said: Given) -> list[Question]:
     """What is asked of a program about passes and weights of its own."""
-    weights = (own_weights.question(script, said), own_weights.reference(script, said))
-    return [one for one in (own_passes.question(script, said, TRAINERS), *weights) if one is not None]
+    passes = (own_passes.question(script, said, TRAINERS), own_passes.of_a_fork(script, said, OURS, (*TRAINERS, *FOREIGN)))
+    return [one for one in (*passes, own_weights.question(script, said), own_weights.reference(script, said)) if one is not None]
 
 
 _OBJECTS = (
@@ -386,8 +387,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     if unsloth:
         targets = unsloth_targets(targets, words)
         found |= {name: words[name] for name in ("qat_scheme",) if words.get(name)}
-    if targets is not None or unsloth:
-        found["lora_target_modules"] = targets or "all-linear"
+    found["lora_target_modules"] = targets or ("all-linear" if unsloth else ["q_proj", "v_proj"])  # of PEFT, mostly
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not

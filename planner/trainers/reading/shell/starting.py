@@ -158,7 +158,9 @@ def place_of_written(words: list[str], written: Mapping[str, str]) -> tuple[int,
     for i, word in enumerate(words):
         if word not in written:
             continue
-        if i and (words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])):
+        if i and words[0] in ("sbatch", "qsub"):
+            return i, 0
+        if i and re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1]):
             return i, i - 1
         starts = i == 0 or re.fullmatch(r"(?:\S*/)?(?:srun|mpirun|mpiexec)", words[0])
         if starts and re.search(r"\.(sh|bash|slurm|sbatch)$", word):
