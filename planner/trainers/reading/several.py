@@ -7,6 +7,7 @@ from pathlib import Path
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import WHICH_TRAINING, Given, Question, note_of_several
+from planner.trainers.reading.shell.text import shown_text
 
 MOST = 8
 """Trainings that are compared."""
@@ -41,7 +42,7 @@ def compared(path: Path, reader: Callable[[Path, Given], Reading], said: Given, 
     if not differ:
         return first
     names = list(dict.fromkeys(name for some in differ.values() for name in some))
-    told = ", ".join(f"{place + 1} {shown(trainings[place][:LONGEST])}" for place in (0, *differ))
+    told = ", ".join(f"{place + 1} {shown(shown_text(trainings[place])[:LONGEST])}" for place in (0, *differ))
     about = f"which of its trainings, which differ in {', '.join(names[:6])}: {told}"
     question = Question(name=WHICH_TRAINING, about=about, choices=tuple(str(place + 1) for place in (0, *differ)))
     return dataclasses.replace(first, questions=(question, *first.questions))
