@@ -128,3 +128,13 @@ def test_the_distilled_model_whose_head_is_no_copy_of_its_embedding(tmp_path: Pa
     text = RECIPE.replace("meta-llama/Meta-Llama-3-8B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B").format(micro=1)
     found = read(written(tmp_path, text, "sft.yaml"), None, Given(num_gpus=1, settings={"fsdp": "no_shard"}))
     assert found.model is not None and not found.model.tied_embeddings
+
+
+@pytest.mark.parametrize("launcher", ["accelerate launch", "python -m accelerate.commands.launch"])
+def test_the_readme_of_a_project_launches_a_recipe_three_folders_below(tmp_path: Path, launcher: str) -> None:
+    written(tmp_path, ENGINE % "", "recipes/engines/zero2.yaml")
+    command = f"```\n{launcher} --config_file recipes/engines/zero2.yaml \\\n  scripts/run_sft.py {{}} --max_seq_length=4096\n```\n"
+    for named, length in (("recipes/own/sft/config.yaml", 4096), ("recipes/other/sft/config.yaml", 1024), ("config.yaml", 1024)):
+        written(tmp_path, command.format(named), "README.md")
+        found = read(written(tmp_path, RECIPE.format(micro=2), "recipes/own/sft/config.yaml"))
+        assert found.sequence_length == length and ("accelerate" in asked_for(found)) == (length == 1024)
