@@ -9,7 +9,10 @@ from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 
-RUN = "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer data.train_batch_size=64 model.partial_pretrain=Qwen/Qwen3-0.6B {}\n"
+RUN = (
+    "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer data.train_batch_size=64 "
+    "model.partial_pretrain=Qwen/Qwen3-0.6B {}\n"
+)
 CONFIG = """data: {{train_batch_size: 256, micro_batch_size_per_gpu: 4}}
 model:
   {{partial_pretrain: none, enable_gradient_checkpointing: false, lora_rank: 0, {more}
@@ -21,7 +24,7 @@ TRAINER = """
 class Trainer:
     def build(self):
         {before}
-        self.model = AutoModelForCausalLM.from_pretrained(local_path, config=config, torch_dtype={dtype}, attn_implementation=kernel)
+        self.model = AutoModelForCausalLM.from_pretrained(path, config=config, torch_dtype={dtype}, attn_implementation=kernel)
         if self.lora:
             self.model = get_peft_model(self.model, LoraConfig(**words))
             {cast}
