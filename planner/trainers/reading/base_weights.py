@@ -27,12 +27,13 @@ MXFP4 = re.compile("mxfp4", re.IGNORECASE)
 
 
 def of_base(
-    given: Settings, trainer: str, model: ModelSpec | None, frozen: str, sharded: bool, everywhere: bool, brought_back: bool = False
+    given: Settings, trainer: str, model: ModelSpec | None, frozen: str, loading: str, everywhere: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:  # fmt: skip
-    """(options of the trainer, notes) of a job with adapters; ``sharded``: FSDP or ZeRO 3 load the base; ``everywhere``: adapters
-    are on all linear layers; ``brought_back``: DeepSpeed casts to half precision what is in fp32.  [deepspeed, engine.py]"""
+    """(options of the trainer, notes) of a job with adapters; ``loading``: 'half' where DeepSpeed casts to half precision
+    what is in fp32, 'sharded' where FSDP or ZeRO 3 load the base; ``everywhere``: adapters are on all linear layers.
+    [deepspeed, runtime/engine.py: _configure_distributed_model]"""
     spec = spec_of(given, model)
-    quantises, casts = given.flag("quantize_moe_experts"), False if brought_back else _casts(given, trainer, sharded)
+    quantises, casts = given.flag("quantize_moe_experts"), False if loading == "half" else _casts(given, trainer, loading == "sharded")
     notes = [*_of_tables(given, trainer, spec, frozen, casts)]
     if spec is None or not spec.is_moe:
         return {}, tuple(notes)

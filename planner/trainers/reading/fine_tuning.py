@@ -185,7 +185,8 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
         return {}, stored
     sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
     halves = job.sharding.kind == "deepspeed" and job.precision in ("bf16", "fp16")
-    of_base = base_weights.of_base(job.given, job.trainer, model, frozen, sharded, job.lora_targets == "all", halves)
+    loading = "half" if halves else "sharded" if sharded else ""
+    of_base = base_weights.of_base(job.given, job.trainer, model, frozen, loading, job.lora_targets == "all")
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
     return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *adapted[1])
 

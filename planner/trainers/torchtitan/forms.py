@@ -17,7 +17,7 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
-from planner.trainers.torchtitan.own_models import own_loss, own_model
+from planner.trainers.torchtitan.own_registry import own_loss, own_model
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
     is_off,

@@ -10,7 +10,7 @@ from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import file_settings
 from planner.trainers.reading.values import read_text
-from planner.trainers.verl.loads import MODEL_DTYPE, loaded
+from planner.trainers.verl.loading_dtype import MODEL_DTYPE, loaded
 
 USUAL = (
     *(f"actor_rollout_ref.actor.megatron.{one}" for one in
