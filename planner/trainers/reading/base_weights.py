@@ -33,7 +33,8 @@ def of_base(
     what is in fp32, 'sharded' where FSDP or ZeRO 3 load the base; ``everywhere``: adapters are on all linear layers.
     [deepspeed, runtime/engine.py: _configure_distributed_model]"""
     spec = spec_of(given, model)
-    quantises, casts = given.flag("quantize_moe_experts"), False if loading == "half" else _casts(given, trainer, loading == "sharded")
+    casts = False if loading == "half" else _casts(given, trainer, loading == "sharded")
+    quantises = given.flag("quantize_moe_experts")
     notes = [*_of_tables(given, trainer, spec, frozen, casts)]
     if spec is None or not spec.is_moe:
         return {}, tuple(notes)
