@@ -76,3 +76,10 @@ def test_a_kind_of_layers_that_nanotron_does_not_have_is_named(tmp_path: Path) -
         except OpenQuestionsError as error:
             ways.append([one.about for one in error.questions])
     assert "is_bitnet_config" in " ".join(ways[0]) and not ways[1]
+
+
+def test_a_flavour_for_tests_has_a_small_tokenizer_and_is_asked(tmp_path: Path) -> None:
+    registry = REGISTRY.replace('"3B"', '"debugmodel"').format(more="", loss="build_cross_entropy_loss")
+    written(tmp_path, registry, "torchtitan/models/llama3/__init__.py")
+    file = written(tmp_path, TOML.format(flavor="debugmodel"), "torchtitan/models/llama3/train_configs/debug.toml")
+    assert read(file).model is None

@@ -19,12 +19,13 @@ NO_SIZES = {"rope_theta", "norm_eps", "max_seq_len", "depth_init", "use_flex_att
 def own_model(path: Path, name: str, flavor: str) -> tuple[ModelSpec | None, str]:
     """(The model, what was taken for what) of a family and flavour that is no preset's, by the registry around the configuration;
     None = it is not there, or its words are not all known.  [models/llama3/__init__.py, model/args.py, FeedForward]"""
-    folders = (name, "llama") if name in VOCABULARIES else ()
+    folders = (name, "llama") if name in VOCABULARIES and "debug" not in flavor else ()  # whose tokenizer is a small one
     for file in filter(None, (beside(path, f"torchtitan/models/{one}/__init__.py", (".py",)) for one in folders)):
         words = _words(read_text(file), name, flavor)
         whole = [words.get(one) for one in ("dim", "n_layers", "n_heads")]
         if all(isinstance(one, int) and one > 0 for one in whole):
-            return _spec(words, name, str(file)), f"{name} {flavor}: layers of {'/'.join(file.parts[-3:])} around it"
+            spec, where = _spec(words, name, str(file)), "/".join(file.parts[-3:])
+            return spec, f"{name} {flavor}: layers of {where} around it, with a vocabulary of {spec.vocab_size}"
     return None, ""
 
 
