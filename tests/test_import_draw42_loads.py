@@ -7,7 +7,7 @@ from import_files import asked_for, written
 
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 RUN = (
     "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer data.train_batch_size=64 "
@@ -141,3 +141,42 @@ def test_the_readme_of_a_project_launches_a_recipe_three_folders_below(tmp_path:
         written(tmp_path, command.format(named), "README.md")
         found = read(written(tmp_path, RECIPE.format(micro=2), "recipes/own/sft/config.yaml"))
         assert found.sequence_length == length and ("accelerate" in asked_for(found)) == (length == 1024)
+
+
+CHOSEN = """from transformers import AutoModelForCausalLM
+from trl import SFTTrainer
+
+
+class OneTrainer(SFTTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False):
+        return model(**inputs).loss
+
+
+class OtherTrainer(SFTTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False):
+        for name, param in model.named_parameters():
+            if "facts" in name:
+                param.requires_grad = False
+        return model(**inputs).loss + model(**inputs["facts"]).loss
+
+
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
+model.add_adapter(get_peft_config(args), adapter_name="own")
+trainer_class = {choice}
+trainer = trainer_class(model=model, args=training_args)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(("choice", "asked"), [
+    ("OneTrainer if args.one else OtherTrainer", ["compute_loss"]), ("OneTrainer", []), ("OtherTrainer", ["compute_loss"]),
+])  # fmt: skip
+def test_a_trainer_of_several_passes_that_a_variable_holds(tmp_path: Path, choice: str, asked: list[str]) -> None:
+    written(tmp_path, RECIPE.format(micro=2) + "use_peft: true\nlora_r: 8\nlora_target_modules: [q_proj]\n", "recipes/sft.yaml")
+    written(tmp_path, CHOSEN.replace("{choice}", choice), "scripts/run_sft.py")
+    script = written(tmp_path, "accelerate launch --num_processes 8 scripts/run_sft.py recipes/sft.yaml\n", "run.sh")
+    try:
+        found = asked_for(read(script))
+    except OpenQuestionsError as error:
+        found = [one.name for one in error.questions]
+    assert [one for one in found if one in ("compute_loss", "requires_grad")] == asked
