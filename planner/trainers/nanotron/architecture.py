@@ -27,6 +27,9 @@ USUAL = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 3
 """Sizes of Llama and Qwen2 where the file says none."""
 USUAL_STARCODER = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 49280}
 """Those of Starcoder2, whose intermediate_size is four times the hidden size."""
+KIND = re.compile(r"is_\w+_config")
+KINDS = {"is_llama_config", "is_qwen2_config", "is_llamoe_config", "is_mistral_config"}
+"""Switches of its architectures, and those whose layers are read as Llama's, Qwen2's or Mixtral's."""
 KERNELS = ("flash_attention_2", "sdpa", "flex_attention")
 """Attention that never stores scores, on one context parallel rank."""
 
@@ -36,8 +39,9 @@ def own_layers(model: Mapping[str, Any], given: Given) -> tuple[Question, ...]:
     sizes = model.get("model_config")
     star = isinstance(sizes, Mapping) and sizes.get("is_starcoder2_config")
     known = f"{MODEL_WORDS}|{STARCODER_WORDS}" if star else MODEL_WORDS
-    odd = [name for name, value in (sizes.items() if isinstance(sizes, Mapping) else ()) if value not in (None, False)
-           and not re.fullmatch(known, str(name))]  # fmt: skip
+    words = [str(name) for name, value in (sizes.items() if isinstance(sizes, Mapping) else ()) if value not in (None, False)]
+    read = (*KINDS, "is_starcoder2_config", "is_mamba_config")
+    odd = [one for one in words if not re.fullmatch(known, one) or (KIND.fullmatch(one) and one not in read)]
     if not odd or given.model is not None:
         return ()
     about = f"layers of this fork: model_config has {', '.join(shown(one) for one in odd[:3])}; a model that is like it"
@@ -54,8 +58,8 @@ def model_of(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
         raise PlannerError(f"{path}: model.model_config has is_mamba_config: Mamba is not priced; transformers are")
     if sizes.get("is_starcoder2_config"):
         return _starcoder(sizes, path)
-    kinds = [name for name, value in sizes.items() if value and re.fullmatch(r"is_\w+_config", str(name))]
-    if not set(kinds) <= {"is_llama_config", "is_qwen2_config", "is_llamoe_config", "is_mistral_config"}:
+    kinds = [name for name, value in sizes.items() if value and KIND.fullmatch(str(name))]
+    if not set(kinds) <= KINDS:
         return None
     if not kinds and not {"hidden_size", "num_hidden_layers"} <= sizes.keys():  # of transformers, or another class
         return None

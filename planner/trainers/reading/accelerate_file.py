@@ -21,7 +21,7 @@ OR_SAY = (
 """What answers the question for a configuration of accelerate as well."""
 QUIET_ACCELERATE = re.compile(
     r"compute_environment|debug|downcast_bf16|machine_rank|main_\w+|rdzv_\w+|same_network|tpu_\w+|mpirun_config\..*"
-    r"|enable_cpu_affinity|deepspeed_config\.(offload_\w+_nvme_path|deepspeed_\w+|zero3_\w+|gradient_clipping|seq_parallel_communication_data_type)"
+    r"|enable_cpu_affinity|deepspeed_config\.(offload_\w+_(nvme_path|pin_memory)|bf16_enabled|deepspeed_\w+|zero3_\w+|gradient_clipping|seq_parallel_communication_data_type)"
     r"|fsdp_config\.fsdp_(auto_wrap_policy|transformer_layer_cls_to_wrap|backward_prefetch\w*|forward_prefetch|state_dict_type"
     r"|sync_module_states|use_orig_params|cpu_ram_efficient_loading|min_num_params|mixed_precision_policy)|dynamo_config\..*"
     r"|parallelism_config\.parallelism_config_(\w+_backend|\w+_strategy|sp_\w+|cp_\w+)|megatron_lm_config.megatron_lm_gradient_clipping|commands|command_file|tpu_name|tpu_zone"

@@ -15,6 +15,8 @@ from planner.trainers.reading.values import read_text
 
 MOST_SCRIPTS = 20
 """Scripts beside a recipe that are looked through."""
+MOST_ABOVE = 5
+"""Folders whose README.md may launch it: recipes/model/step/recipe.yaml, and a project inside another."""
 
 
 @record
@@ -42,17 +44,17 @@ class Guide:
 
 
 def guide(path: Path) -> Guide | None:
-    """The command that launches a recipe: in its own comment, in a script beside it, or in a README.md of its folder or of the one
+    """The command that launches a recipe: in its own comment, in a script beside it, or in a README.md of its folder or of those
     above. None = there is none."""
     if path.suffix not in (".yaml", ".yml", ".json"):
         return None
     path = path.resolve()
-    above = [folder / "README.md" for folder in (path.parent, path.parent.parent)]
+    above = [folder / "README.md" for folder in list(path.parents)[:MOST_ABOVE]]
     documents = [path, *sorted(path.parent.glob("*.sh"))[:MOST_SCRIPTS], *(one for one in above if one.is_file())]
     if _launched_otherwise(path):
         documents.remove(path)
     for document in documents:
-        commands = re.findall(r"accelerate +launch[^\n]*", _joined(document))
+        commands = re.findall(r"accelerate(?: +|\.commands\.)launch[^\n]*", _joined(document))
         named = [one for one in commands if document == path or _names(one, path, document)]
         ways = {one: given for text in named for one, given in _way(text, path)}
         if ways:

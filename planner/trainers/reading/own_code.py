@@ -227,12 +227,24 @@ def _checkpoints(program: Program) -> bool:
 
 
 def _precomputes(program: Program) -> bool:
-    """DPO whose trainer is given no reference model and has its log probabilities already.  [TRL, DPOTrainer.__init__]"""
+    """DPO whose trainer is given no reference model and has its log probabilities already, or takes none: one of the project's
+    over the Trainer.  [TRL, DPOTrainer.__init__]"""
+    own = [one for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and one.name.endswith("DPOTrainer")]
+    if any(_takes_no_reference(one) and program.calls(one.name) for one in own):
+        return True
     made = [(program.keywords(one), one.args[1:2]) for one in program.calls("DPOTrainer")]
     return any(
         words.get("precompute_ref_log_probs") is True and words.get("ref_model") is None
         and all(program.value(one) is None for one in second) for words, second in made
     )  # fmt: skip
+
+
+def _takes_no_reference(made: ast.ClassDef) -> bool:
+    """Whether a class is a Trainer whose own __init__ has no place for a reference model."""
+    starts = [one.args for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    names = {one.arg for each in starts for one in (*each.args, *each.kwonlyargs)}
+    alone = [last_name(one) for one in made.bases] == ["Trainer"] and "model" in names
+    return alone and not any("ref" in re.split(r"_", one) for one in names) and not any(one.kwarg for one in starts)
 
 
 def _require_language_model(program: Program) -> None:

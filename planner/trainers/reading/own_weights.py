@@ -12,7 +12,7 @@ from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 
-ADAPTED = ("LoraConfig", "get_peft_model", "prepare_model_for_kbit_training")
+ADAPTED = ("LoraConfig", "get_peft_model", "prepare_model_for_kbit_training", "add_adapter")
 """Calls after which all but adapters is frozen, which is what adapters mean."""
 OTHERS = re.compile(r"ref|teacher|reward|vision|visual|tower|image|audio|vae|encoder|old|critic|judge|draft|oracle", re.IGNORECASE)
 """Names of what is no part of the model that is trained."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import WHICH_TRAINING, Given, Question, note_of_several
+from planner.trainers.reading.shell.text import shown_text
 
 MOST = 8
 """Trainings that are compared."""
@@ -41,11 +42,11 @@ def compared(path: Path, reader: Callable[[Path, Given], Reading], said: Given, 
     if not differ:
         return first
     names = list(dict.fromkeys(name for some in differ.values() for name in some))
-    texts = [trainings[place] for place in (0, *differ)]
+    texts = [shown_text(trainings[place]) for place in (0, *differ)]
     apart = next((at for at, some in enumerate(zip(*texts, strict=False)) if len(set(some)) > 1), 0)
     option, word = (texts[0][:apart].rfind(one) + 1 for one in (" -", " "))
     start = 0 if max(map(len, texts)) <= LONGEST else option if apart - option < LONGEST // 2 else word  # 0: they are told whole
-    told = ", ".join(f"{place + 1} {shown(trainings[place][start:][:LONGEST])}" for place in (0, *differ))
+    told = ", ".join(f"{place + 1} {shown(text[start:][:LONGEST])}" for place, text in zip((0, *differ), texts, strict=True))
     about = f"which of its trainings, which differ in {', '.join(names[:6])}: {told}"
     question = Question(name=WHICH_TRAINING, about=about, choices=tuple(str(place + 1) for place in (0, *differ)))
     return dataclasses.replace(first, questions=(question, *first.questions))

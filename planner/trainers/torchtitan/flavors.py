@@ -63,6 +63,6 @@ def spec_of(other: Mapping[str, Any]) -> ModelSpec | None:
     """The model that is named; None = none is. While configurations were TOML, llama3 had a head of its own at every size: tying
     came in March 2026, a month after them.  [models/llama3/__init__.py, 8953d2e]"""
     if not other.get("model"):
-        return None
+        return other.get("spec")
     spec = load_model(other["model"])
     return replace(spec, tied_embeddings=False, published_parameters=0.0) if other.get("untied") and spec.tied_embeddings else spec

@@ -17,6 +17,7 @@ from planner.trainers.reading.shell import evaluate, is_open, options, roots, wo
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import model_named
+from planner.trainers.torchtitan.own_registry import own_loss, own_model
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
     is_off,
@@ -142,6 +143,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
     other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
     other["called"] = " ".join(str(model[one]) for one in ("name", "flavor") if model.get(one))
+    if not other["model"]:
+        other["spec"], taken = own_model(path, str(model.get("name", "")), str(model.get("flavor", "")))
+        notes += [taken] * bool(taken)
+    notes += own_loss(path, str(model.get("name", "")))
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["old"] = old

@@ -119,7 +119,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     if shard == -1 and gpus is None:
         questions.append(Question(name="--gpus N", about="parallelism.data_parallel_shard_degree is -1"))
     if questions:
-        ask(str(path), [*questions, *([] if other.get("model") or said.model else [model_asked(str(other.get("called") or ""))])])
+        ask(str(path), [*questions, *([] if spec or said.model else [model_asked(str(other.get("called") or ""))])])
     if shard == -1:
         shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")

@@ -19,7 +19,7 @@ from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.values import read_text
 
-PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
+PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
 TRAINS = re.compile(
     r"learning_rate|lr|warmup\w*|num_train_epochs|max_steps|output_dir|dataset(_name|_mixer|_mixture)?|(per_device_|per_gpu_|micro_|train_)\w*|gradient_\w+"

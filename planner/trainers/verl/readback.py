@@ -44,6 +44,7 @@ OWN_TERM = re.compile(r"(\w+\.)*\w*(regulari[sz]|distill|teacher)\w*\.(enabled?|
 GROUPS = ("engine", "model", "optim")
 """Files of hydra that a word without a dot chooses: engine=fsdp."""
 WAITS = "weights and optimizer states that wait on the host between steps are on the GPU in the update"
+HALF = ("bf16", "bfloat16", "fp16", "float16")
 COMPUTED = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 """engine.dtype -> precision.  [verl, workers/config/engine.py]"""
 ANOTHER = re.compile(r"(?<![a-z])(dpo|sft|kto|orpo|simpo|rm|reward)(?![a-z])")
@@ -79,8 +80,8 @@ def read(path: Path, said: Given) -> Reading:
             raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
     pairs = [one.lstrip("+~").partition("=") for one in found.words if "=" in one]
     words = {key: parsed(value) for key, _, value in pairs if key not in GROUPS}
-    known, notes = usual(path, found)
-    given = Settings(path, resolved(said.filled(override(known, words))), said=said)
+    known, stands, notes = usual(path, found, words)
+    given = Settings(path, resolved(said.filled(override(known, {**words, **stands}))), said=said)
     if given.section("worker").data:
         raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
     named = found.settings.get("config_name")
@@ -277,7 +278,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) else 2,
         **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
-        "offload_parameters": int(any(config.flag(one) for one in ("offload_params", "cpu_offload", "offload_policy"))),
+        "offload_parameters": int(_on_the_host(config, model)),
         "offload_activations": int(model.flag("enable_activation_offload")),
     }  # fmt: skip
     if config.get("strategy") not in (None, "fsdp", "fsdp2"):
@@ -289,18 +290,26 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     if gpus is not None and 0 < config.size("fsdp_size", -1, -1) < fields["dp"] * sp:
         raise PlannerError(f"{config.where('fsdp_size')}: replicas of groups of shards are not read here")
     ahead, foreseen = _mtp(model, spec, megatron=False)
-    half = str(config.get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
+    half = str(config.get("model_dtype", "fp32")).lower() in HALF
+    whole = half and (model.flag("cast_adapters", True) or not rank)  # else adapters in fp32 over weights of 16 bits
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
         trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
-        precision="bf16_true" if half and computed == "bf16" else computed, lora_rank=rank,
+        precision="bf16_true" if whole and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=targets,
         frozen_weights=("bf16" if half else "fp32") if rank else None,
         notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *beside),
         architecture={"mtp_layers": ahead},
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
+
+
+def _on_the_host(config: Settings, model: Settings) -> bool:
+    """Whether FSDP keeps weights on the host: cpu_offload turns it on, and the first FSDP needs offload_params too.
+    [trainer/fsdp_sft_trainer.py: CPUOffload(offload_params=...)]"""
+    both, first = config.flag("offload_params"), str(model.get("strategy", "")) == "fsdp"
+    return config.flag("offload_policy") or (config.flag("cpu_offload") and (both or not first))
 
 
 def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Reading:

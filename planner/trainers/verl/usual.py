@@ -10,6 +10,7 @@ from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import file_settings
 from planner.trainers.reading.values import read_text
+from planner.trainers.verl.loading_dtype import MODEL_DTYPE, loaded
 
 USUAL = (
     *(f"actor_rollout_ref.actor.megatron.{one}" for one in
@@ -21,12 +22,12 @@ USUAL = (
 """Keys whose defaults are taken from the configuration of the verl around a script."""
 CHECKPOINTING = "model.enable_gradient_checkpointing"
 USUAL_SFT = (
-    CHECKPOINTING, "model.lora_rank", "data.train_batch_size", "data.max_length",
+    CHECKPOINTING, MODEL_DTYPE, "model.lora_rank", "data.train_batch_size", "data.max_length",
     "data.micro_batch_size_per_gpu", "data.micro_batch_size", "ulysses_sequence_parallel_size",
 )  # fmt: skip
 """Those of its SFT trainer."""
 OWN_SFT = (
-    *USUAL_SFT, "model.fsdp_config.model_dtype", "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params",
+    *USUAL_SFT, "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params",
     "model.target_modules", "model.use_liger", "model.partial_pretrain", "use_remove_padding",
 )  # fmt: skip
 """Those that a configuration of a project's own decides too."""
@@ -43,9 +44,9 @@ def is_sft(found: Launch) -> bool:
     return "sft_trainer" in found.program or any(re.match(r"[+~]*model\.partial_pretrain=", one) for one in found.words)
 
 
-def usual(path: Path, found: Launch) -> tuple[dict[str, Any], tuple[str, ...]]:
+def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Defaults of the verl that lies around the script, which differ between versions: tp 4 and no recompute in those of 2024;
-    and notes. A verl that does not know the keys of the command is not the one that it starts."""
+    what stands over the command's words; and notes. A verl that does not know the command's keys is not the one that it starts."""
     tuned = is_sft(found)
     file, own = _configuration(path, found, tuned)
     data = file_settings(file, "a configuration of verl") if file and tuned == ("sft" in f"{found.program}{file.stem}") else {}
@@ -59,11 +60,14 @@ def usual(path: Path, found: Launch) -> tuple[dict[str, Any], tuple[str, ...]]:
         inner: Any = data
         for key in place.split("."):
             inner = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(inner, bool | int) or (own and isinstance(inner, str | list)):
+        if isinstance(inner, bool | int) or ((own or place == MODEL_DTYPE) and isinstance(inner, str | list)):
             known = override(known, {place: inner})
-    words = " ".join(found.words)
-    open_still = tuned and "fsdp_sft_trainer" in found.program and CHECKPOINTING not in words and not known
-    return known, (*notes, *((BEFORE,) if open_still and not any(map(NEWER.match, found.words)) else ()))
+    stands: dict[str, Any] = {}
+    if tuned and data:
+        stands, said = loaded(_program(path, found.program, path.resolve().parents[:8]), words, data)
+        notes = (*notes, *said)
+    open_still = tuned and "fsdp_sft_trainer" in found.program and CHECKPOINTING not in " ".join(found.words) and not known
+    return known, stands, (*notes, *((BEFORE,) if open_still and not any(map(NEWER.match, found.words)) else ()))
 
 
 def _configuration(path: Path, found: Launch, tuned: bool) -> tuple[Path | None, bool]:

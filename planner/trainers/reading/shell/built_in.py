@@ -9,11 +9,13 @@ from planner import library
 from planner.trainers.reading.shell.expansion import Variables, calculated, joined
 from planner.trainers.reading.shell.starting import SHELLS, read_line
 from planner.trainers.reading.shell.text import OPTION, SETTINGS, is_open
-from planner.trainers.reading.shell.tree import Command, Nodes, Simple
+from planner.trainers.reading.shell.tree import Command, Loop, Simple
 
 _KEYED = re.compile(r"\[(['\"]?)([^\]]+)\1\]=(.*)", re.DOTALL)
 MOST_WORDS = 16
 """Words of a loop that is run word by word: loops lie inside of loops."""
+MOST_FILES = 8
+"""Of one whose words are part of the name of a file."""
 MOST_ROUNDS = 60
 """Words that a loop takes one after the other."""
 
@@ -79,11 +81,13 @@ def read_into(node: Simple, words: Sequence[str], written: str | None, variables
         variables.put(one, part)
 
 
-def counts(words: Sequence[str], body: Nodes, commands: bool) -> bool:
-    """Whether a loop only calculates, so that it is run word by word: its words are known, and its body neither starts a
-    command with options nor leaves the loop early."""
+def in_turn(words: Sequence[str], node: Loop, commands: bool, variables: Variables) -> bool:
+    """Whether a loop is run word by word: its words are known, it does not leave early, and its body starts no command with
+    options, or its variable is part of the name of a file of settings, each of which is a training."""
     known = 1 < len(words) <= MOST_WORDS and not any(is_open(one) for one in words)
-    return known and not commands and not re.search(r"\['(break|continue|exit|return)'", str(body))
+    files = rf"\$({node.name}\b|{{{node.name}}})[\w./-]*\.(ya?ml|toml)\b"
+    each = len(words) <= MOST_FILES and node.name not in variables.given and re.search(files, str(node.body)) is not None
+    return known and (each or not commands) and not re.search(r"\['(break|continue|exit|return)'", str(node.body))
 
 
 def remote_text(words: list[str]) -> str:

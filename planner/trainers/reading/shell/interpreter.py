@@ -15,7 +15,7 @@ from planner.trainers.reading.shell.built_in import (
     Script,
     StopError,
     called_from_above,
-    counts,
+    in_turn,
     keyed,
     let,
     read_into,
@@ -210,7 +210,7 @@ class _Follower:
             words = [] if apart else [gap([node.name])]  # who calls the script says them; of options none are given
         if not words:
             return
-        if counts(words, node.body, bool(len(words) > 1 and self.aside(node.body)[1])):
+        if in_turn(words, node, bool(len(words) > 1 and self.aside(node.body)[1]), self.variables):
             for one in words:
                 self.variables.put(node.name, one)
                 self.follow(node.body)

@@ -1,0 +1,67 @@
+"""What the copy of torchtitan around a configuration says of its models: flavours of Llama of its own, and losses of its own."""
+
+import ast
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from planner.model import ModelSpec, from_hugging_face
+from planner.trainers.reading.settings import beside
+from planner.trainers.reading.values import read_text
+
+VOCABULARIES = {"llama3": 128256, "llama2": 32000}
+"""Of the families whose flavours are read, by their tokenizers."""
+NO_SIZES = {"rope_theta", "norm_eps", "max_seq_len", "depth_init", "use_flex_attn", "attn_mask_type", "norm_type", "eos_id"}
+"""Words of TransformerModelArgs beside sizes."""
+
+
+def own_model(path: Path, name: str, flavor: str) -> tuple[ModelSpec | None, str]:
+    """(The model, what was taken for what) of a family and flavour that is no preset's, by the registry around the configuration;
+    None = it is not there, or its words are not all known.  [models/llama3/__init__.py, model/args.py, FeedForward]"""
+    folders = (name, "llama") if name in VOCABULARIES and "debug" not in flavor else ()  # whose tokenizer is a small one
+    for file in filter(None, (beside(path, f"torchtitan/models/{one}/__init__.py", (".py",)) for one in folders)):
+        words = _words(read_text(file), name, flavor)
+        whole = [words.get(one) for one in ("dim", "n_layers", "n_heads")]
+        if all(isinstance(one, int) and one > 0 for one in whole):
+            spec, where = _spec(words, name, str(file)), "/".join(file.parts[-3:])
+            return spec, f"{name} {flavor}: layers of {where} around it, with a vocabulary of {spec.vocab_size}"
+    return None, ""
+
+
+def own_loss(path: Path, name: str) -> tuple[str, ...]:
+    """Note about a loss that the registry around the configuration gives a family in the place of cross entropy."""
+    file = beside(path, f"torchtitan/models/{name}/__init__.py", (".py",)) if re.fullmatch(r"\w{1,60}", name) else None
+    found = re.findall(r"(?m)^\s*build_loss_fn\s*=\s*(\w+)", read_text(file)) if file is not None else []
+    odd = [one for one in found if "cross_entropy" not in one and one != "None"]
+    return (f"the loss is {odd[0]} of the project; priced as cross entropy after one pass of the model",) if odd else ()
+
+
+def _words(text: str, name: str, flavor: str) -> dict[str, Any]:
+    """Arguments of the flavour in the registry's dictionary; empty where it is not there or has words that are not known."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    registries = [one for one in ast.walk(tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).startswith(name)]
+    for registry in (one.value for one in registries if isinstance(one.value, ast.Dict)):
+        for key, value in zip(registry.keys, registry.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == flavor and isinstance(value, ast.Call) and not value.args:
+                given = {one.arg: one.value.value for one in value.keywords if isinstance(one.value, ast.Constant)}
+                sizes = {"dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "ffn_dim_multiplier", "vocab_size"}
+                whole = len(given) == len(value.keywords) and given.keys() <= sizes | NO_SIZES
+                return {str(word): one for word, one in given.items()} if whole else {}
+    return {}
+
+
+def _spec(words: dict[str, Any], name: str, source: str) -> ModelSpec:
+    width, multiple = int(8 * words["dim"] / 3), int(words.get("multiple_of") or 256)
+    width = int(float(words.get("ffn_dim_multiplier") or 1.0) * width)
+    vocabulary = words.get("vocab_size") or -1
+    sizes = {
+        "model_type": "llama", "hidden_size": words["dim"], "num_hidden_layers": words["n_layers"],
+        "num_attention_heads": words["n_heads"], "num_key_value_heads": words.get("n_kv_heads") or words["n_heads"],
+        "intermediate_size": multiple * math.ceil(width / multiple), "tie_word_embeddings": False,
+        "vocab_size": vocabulary if vocabulary > 0 else VOCABULARIES[name],
+    }  # fmt: skip
+    return from_hugging_face(sizes, source=source)
