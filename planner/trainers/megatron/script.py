@@ -37,7 +37,8 @@ NOT_TRAINING = re.compile(r"(preprocess|convert|checkpoint|tools/|evaluat|genera
 LAUNCHERS = re.compile(
     r"nproc.per.node|nnodes|node.rank|master.(addr|port)|rdzv.*|max.restarts|tee|local.ranks.filter|log.dir|redirects|standalone|"
     r"jobid|label|container.*|mpi|export|kill.on.bad.exit|wait|hostfile|num.(nodes|gpus)|launcher|include|exclude|force.multi|"
-    r"nrs|\w+.per.rs|rs.per.host|latency.priority|launch.distribution|bind|[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module"
+    r"nrs|\w+.per.rs|rs.per.host|latency.priority|launch.distribution|bind|[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module|"
+    r"ssh.port|no.ssh.check|save.pid|no.local.rank|(min|max).elastic.nodes|enable.each.rank.log|bind.cores?.(to.rank|list)"
 )
 """Flags of launchers, not of the trainer."""
 

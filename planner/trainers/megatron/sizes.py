@@ -104,7 +104,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
             found.notes.append(f"model: {called.name}, by the name of its weights or tokenizer")
             return called
         about = "without it there is no plan: " + ", ".join(found.spelled(one) for one in missing) + " is missing"
-        found.questions.append(Question(name="--model NAME", about=about))
+        found.questions += [] if found.settled(missing) else [Question(name="--model NAME", about=about)]
         return None
     for one in SIZES:
         found.number(one, least=1, most=MOST_LAYERS if one == "num_layers" else MOST)
