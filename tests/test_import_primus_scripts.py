@@ -114,3 +114,50 @@ def test_options_of_the_launcher_are_no_arguments(tmp_path: Path, word: str) -> 
     except PlannerError as error:
         raise AssertionError(str(error)) from error
     assert not any("ssh" in one or "pid" in one or "gpt_oss" in one for one in plan.unread)
+
+
+SEVERAL = """#!/bin/bash
+MODEL=$1
+MBS=$2
+if [ "$MODEL" = "gpt2" ]; then
+torchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 \\
+    --micro-batch-size $MBS --global-batch-size 64 --fp16 --vocab-size 50257
+elif [ "$MODEL" = "bert" ]; then
+torchrun --nproc_per_node 4 pretrain_bert.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 \\
+    --micro-batch-size $MBS --global-batch-size 32 --fp16 --recompute-method uniform
+else
+torchrun --nproc_per_node 4 pretrain_t5.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size $MBS \\
+    --global-batch-size 16 --encoder-seq-length 512 --decoder-seq-length 128 --pipeline-model-parallel-split-rank 1 --fp16
+fi
+"""
+
+
+def test_encoders_of_the_same_script_ask_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(SEVERAL)
+    with pytest.raises(OpenQuestionsError, match="MBS") as asked:
+        import_config(path)
+    assert "split" not in str(asked.value) and "vocab" not in str(asked.value)
+    plan = import_config(path, settings=["ARGS=gpt2 4"])
+    assert (plan.layout.dp, plan.layout.micro_batch_size, plan.layout.num_microbatches) == (4, 4, 4)
+
+
+def test_an_option_of_another_branch_may_be_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    more = BRANCHES.replace('13B" ]]; then\n', '13B" ]]; then\nMORE=(--num-odd-experts 4)\n')
+    path.write_text(more.replace("--bf16", "--bf16 ${MORE[@]}"))
+    plan = import_config(path, settings=["SIZE=7B", "num_odd_experts=false"])
+    assert plan.layout.micro_batch_size == 4
+    with pytest.raises(PlannerError, match="no variable or setting"):
+        import_config(path, settings=["SIZE=7B", "num_even_experts=false"])
+
+
+def test_an_optimizer_on_the_host_without_the_configuration_has_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
+        "--micro-batch-size 4 --global-batch-size 64 --fp16 --vocab-size 50257 --deepspeed --zero-stage 2 --cpu-optimizer "
+        "--deepspeed_config other.json\n"
+    )
+    plan = import_config(path)
+    assert plan.layout.offload_optimizer == 100 and any("on the host, by --cpu-optimizer" in one for one in plan.notes)

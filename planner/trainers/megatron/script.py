@@ -17,6 +17,7 @@ from planner.trainers.megatron.arguments import (
     of_sections,
     of_words,
 )
+from planner.trainers.megatron.sizes import is_other
 from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, OtherStepError, Question, ask
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
@@ -57,6 +58,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
             raise PlannerError(f"{where}: it starts {shown(other)}, which trains nothing")
         best = [one for one in [Command(_all_options(script))] if one.words] or best or [Command([])]
     best = [one for one in commands if any(word.startswith("--yaml-cfg") for word in one.words)] or best
+    best = [one for one in best if not is_other(" ".join(one.words[:1]))] or best  # of a script for GPT, BERT and T5
     found = of_words(best[-1].words, where, script)
     _over_yaml(found, directory, given)
     _others(found, best, script)
