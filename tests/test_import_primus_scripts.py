@@ -87,6 +87,12 @@ def test_an_experiment_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
     assert any("may change it" in one for one in plan.notes)
 
 
+def test_a_proxy_of_a_model_has_the_layers_that_it_says(tmp_path: Path) -> None:
+    line = f"{RUN} --num_layers 4 --mtp_num_layers None --recompute_granularity full --recompute_method block"
+    found = read(written(tmp_path, f"{line} --recompute_num_layers 2"))
+    assert found.model.num_layers == 4 and not any("not taken" in one for one in found.notes)
+
+
 def test_variables_of_the_experiment_that_the_script_leaves_open_are_asked(tmp_path: Path) -> None:
     with pytest.raises(OpenQuestionsError, match="set BATCH=VALUE .GBS of llama.yaml"):
         import_config(written(tmp_path, f"GBS=$BATCH {RUN}"))

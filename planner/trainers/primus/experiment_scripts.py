@@ -75,7 +75,7 @@ def _overrides(words: list[str]) -> tuple[dict[str, Any], list[Question]]:
         part = found
         for one in sections:
             part = part.setdefault(one, {})
-        part[last] = parsed(value)
+        part[last] = None if value in ("None", "null") else parsed(value)
     return found, waiting
 
 
