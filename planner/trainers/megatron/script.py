@@ -193,9 +193,10 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
     for name, values, under in options(words_of(words)):
         if not under and values:
             flags.setdefault(name, values[0])
-    if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(flags, ("n", "np"))):
+    names = {word.rpartition("/")[2] for one in words for word in one.split()}
+    if names & {"mpirun", "mpiexec"} and (ranks := _first(flags, ("n", "np"))):
         return ranks * ((_first(flags, _TORCHRUN) or 1) if any(name in flags for name in _TORCHRUN) else 1)
-    if any(word == "jsrun" for one in words for word in one.split()) and (sets := _first(flags, ("nrs", "n"))):
+    if "jsrun" in names and (sets := _first(flags, ("nrs", "n"))):
         return sets * (_first(flags, ("gpu_per_rs", "g")) or 1)  # resource sets of Summit
     if (count := included_gpus(flags.get("include", ""))) is not None:
         return count

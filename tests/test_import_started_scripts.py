@@ -1,4 +1,4 @@
-"""Scripts that start an experiment of Primus, and questions that the branch of a script settles."""
+"""Scripts that start an experiment of Primus, what a branch of a script settles, and the layers of an older Megatron."""
 
 from pathlib import Path
 
@@ -167,3 +167,28 @@ def test_an_optimizer_on_the_host_without_the_configuration_has_a_note(tmp_path:
     )
     plan = import_config(path)
     assert plan.layout.offload_optimizer == 100 and any("on the host, by --cpu-optimizer" in one for one in plan.notes)
+
+
+OF_2023 = """torchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\
+    --seq-length 1024 --micro-batch-size 4 --global-batch-size 64 --fp16 --vocab-size 50257 --max-position-embeddings 1024 WORDS
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "unfused"),
+    [("--data-impl mmap", True), ("", False), ("--data-impl mmap --use-flash-attn", False),
+     ("--data-impl mmap --transformer-impl transformer_engine", False), ("--data-impl mmap --use-mcore-models", False)],
+)  # fmt: skip
+def test_words_of_an_older_megatron_have_its_layers(tmp_path: Path, words: str, unfused: bool) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(OF_2023.replace("WORDS", words))
+    assert any("attention unfused: --data-impl" in one for one in import_config(path).notes) == unfused
+
+
+def test_mpirun_by_its_path_starts_a_script_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(OF_2023.replace("torchrun --nproc_per_node 4", "python").replace("WORDS", "$@"))
+    path = tmp_path / "mpi.sh"
+    words = "--map-by ppr:4:node -np 4 --tag-output -x A=1"
+    path.write_text(f"CMD=${{1:-train.sh}}\n/opt/mpirun {words} ${{CMD}} --tensor-model-parallel-size 2\n")
+    layout = import_config(path).layout
+    assert (layout.tp, layout.dp, layout.num_microbatches) == (2, 2, 8)
