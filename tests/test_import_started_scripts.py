@@ -192,3 +192,30 @@ def test_mpirun_by_its_path_starts_a_script_by_its_name(tmp_path: Path) -> None:
     path.write_text(f"CMD=${{1:-train.sh}}\n/opt/mpirun {words} ${{CMD}} --tensor-model-parallel-size 2\n")
     layout = import_config(path).layout
     assert (layout.tp, layout.dp, layout.num_microbatches) == (2, 2, 8)
+
+
+OFFLOADED = """#!/bin/bash
+OFFLOAD="true"
+cat <<EOT > ds_config.json
+{
+  "train_micro_batch_size_per_gpu": 2,
+  "zero_optimization": {
+    "stage": 3$(if [ "${OFFLOAD}" = "true" ]; then echo ',
+    "offload_optimizer": {"device": "cpu", "ratio": 0.5}'; fi)
+  },
+  "fp16": {"enabled": true}
+}
+EOT
+deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 --fp16 \\
+    --micro-batch-size 2 --global-batch-size 64 --vocab-size 50257 --deepspeed --no-pipeline-parallel \\
+    --deepspeed_config ds_config.json --zero-stage 3
+"""
+
+
+@pytest.mark.parametrize(("offload", "share"), [("true", 50), ("false", 0)])
+def test_a_block_within_a_configuration_that_a_script_writes(tmp_path: Path, offload: str, share: int) -> None:
+    (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}')
+    path = tmp_path / "run.sh"
+    path.write_text(OFFLOADED.replace('OFFLOAD="true"', f'OFFLOAD="{offload}"'))
+    layout = import_config(path).layout
+    assert (layout.zero, layout.micro_batch_size, layout.offload_optimizer) == (3, 2, share)

@@ -72,6 +72,8 @@ def _configuration(found: Arguments, named: str) -> dict[str, Any] | None:
             continue
         if isinstance(data, dict) and {"zero_optimization", "fp16", "bf16", "train_batch_size"} & data.keys():
             return data
+    if any(_WRITTEN.search(text) for text in found.documents):  # the script writes it anew
+        return None
     end = named.rpartition(CLOSE)[2].lstrip("/")  # behind a folder that a command finds
     file = beside(Path(found.where), end) if end else None
     return None if file is None else file_settings(file, "a DeepSpeed configuration")
