@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,19 @@ class Arguments(dict[str, Any]):
     """Fields of a layout that the configuration of DeepSpeed says: offload."""
     dense_masks: str = ""
     """Capacity factor of experts that are DeepSpeed's own; empty = they are not."""
+    branched: set[str]
+    """Names that stand under conditions, for which something is asked."""
     rows: int = 0
     """Rows of the vocabulary that they say of a model which the user names; 0 = those of the model."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where, self.questions, self.notes = where, [], []
-        self.documents, self.engine = [], {}
+        self.documents, self.engine, self.branched = [], {}, set()
+
+    def settled(self, names: Iterable[str]) -> bool:
+        """Whether the answer to a question that is asked anyway says them: they stand in the branches that it chooses from."""
+        return bool(self.questions) and self.branched.issuperset(names)
 
     def spelled(self, name: str) -> str:
         """An argument as the file writes it."""
@@ -228,6 +234,7 @@ def of_words(words: list[str], where: str, script: Script | None = None) -> Argu
         if under:
             if decides(name) and found.get(name) != _value(name, values):
                 ask_for(found, name, under, script)
+                found.branched.add(name)
             continue
         loose = [one for one in values if _only_open(one)]
         if loose and (len(values) > 1 or name in FLAGS):  # "$EXTRA_ARGS" behind it, which nobody sets, is nothing

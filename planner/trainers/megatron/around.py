@@ -8,7 +8,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import RENAMED, Arguments
-from planner.trainers.megatron.trainer_words import FLASH, has_fsdp
+from planner.trainers.megatron.trainer_words import FLASH, OLD, has_fsdp
 from planner.trainers.reading.values import read_text
 
 PLACES = ("arguments.py", "training/arguments.py")
@@ -66,6 +66,7 @@ def take_defaults(found: Arguments) -> None:
     """Takes the defaults of the Megatron around a script where they differ from what is assumed, each with a note."""
     there = {} if found.dumped else defaults_around(found.where)
     if not there:
+        _take_age(found)
         return
     usual = USUAL | (OF_EXPERTS if found.get("num_experts") not in (None, "0", "1") else {})
     usual |= OF_FSDP if has_fsdp(found) else {}
@@ -82,6 +83,19 @@ def take_defaults(found: Arguments) -> None:
         found.notes.append(f"{found.spelled(name)} {default} by default in the Megatron around it")
     if there.get("transformer_impl") == "local":
         take_own_layers(found, "the Megatron around it has its own layers by default, which keep scores without --use-flash-attn")
+
+
+def _take_age(found: Arguments) -> None:
+    """Takes the layers of the Megatron that had an argument; what is older still is a trainer of its own."""
+    word = next((one for one in UNTIL_2023 if one in found), None)
+    other = ("deepspeed", "use_mcore_models", *OLD)
+    if word is not None and not found.dumped and not any(found.get(one) for one in other):
+        why = f"{found.spelled(word)} is of Megatron-LM until 2023, with its own layers, which keep scores without --use-flash-attn"
+        take_own_layers(found, why)
+
+
+UNTIL_2023 = ("data_impl", "no_contiguous_buffers_in_local_ddp")
+"""Arguments that Megatron-LM had until 2023; Transformer Engine is its default since April 2024.  [megatron/arguments.py]"""
 
 
 def take_own_layers(found: Arguments, why: str) -> None:

@@ -51,8 +51,9 @@ def take(found: Arguments, given: Given) -> None:
     written = next((one for text in found.documents if (one := _STAGE.search(text))), None)
     if written is not None:
         found.setdefault("zero_stage", written[1])
-    elif found.get("zero_stage") is not None and not found.get("cpu_optimizer"):
-        found.notes.append("DeepSpeed's configuration is not there: nothing is offloaded, and the rest is as the arguments say it")
+    elif found.get("zero_stage") is not None:
+        host = "optimizer states are on the host, by --cpu-optimizer" if found.get("cpu_optimizer") else "nothing is offloaded"
+        found.notes.append(f"DeepSpeed's configuration is not there: {host}, and the rest is as the arguments say it")
     waits = found.questions and any(is_open(text) and _WRITTEN.search(text) for text in found.documents)  # what is open fills it
     if found.get("zero_stage") is None and not waits:
         about = (
@@ -71,6 +72,8 @@ def _configuration(found: Arguments, named: str) -> dict[str, Any] | None:
             continue
         if isinstance(data, dict) and {"zero_optimization", "fp16", "bf16", "train_batch_size"} & data.keys():
             return data
+    if any(_WRITTEN.search(text) for text in found.documents):  # the script writes it anew
+        return None
     end = named.rpartition(CLOSE)[2].lstrip("/")  # behind a folder that a command finds
     file = beside(Path(found.where), end) if end else None
     return None if file is None else file_settings(file, "a DeepSpeed configuration")

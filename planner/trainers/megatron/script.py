@@ -17,6 +17,7 @@ from planner.trainers.megatron.arguments import (
     of_sections,
     of_words,
 )
+from planner.trainers.megatron.sizes import is_other
 from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, OtherStepError, Question, ask
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
@@ -37,7 +38,8 @@ NOT_TRAINING = re.compile(r"(preprocess|convert|checkpoint|tools/|evaluat|genera
 LAUNCHERS = re.compile(
     r"nproc.per.node|nnodes|node.rank|master.(addr|port)|rdzv.*|max.restarts|tee|local.ranks.filter|log.dir|redirects|standalone|"
     r"jobid|label|container.*|mpi|export|kill.on.bad.exit|wait|hostfile|num.(nodes|gpus)|launcher|include|exclude|force.multi|"
-    r"nrs|\w+.per.rs|rs.per.host|latency.priority|launch.distribution|bind|[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module"
+    r"nrs|\w+.per.rs|rs.per.host|latency.priority|launch.distribution|bind|[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module|"
+    r"ssh.port|no.ssh.check|save.pid|no.local.rank|(min|max).elastic.nodes|enable.each.rank.log|bind.cores?.(to.rank|list)"
 )
 """Flags of launchers, not of the trainer."""
 
@@ -56,6 +58,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
             raise PlannerError(f"{where}: it starts {shown(other)}, which trains nothing")
         best = [one for one in [Command(_all_options(script))] if one.words] or best or [Command([])]
     best = [one for one in commands if any(word.startswith("--yaml-cfg") for word in one.words)] or best
+    best = [one for one in best if not is_other(" ".join(one.words[:1]))] or best  # of a script for GPT, BERT and T5
     found = of_words(best[-1].words, where, script)
     _over_yaml(found, directory, given)
     _others(found, best, script)
@@ -190,9 +193,10 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
     for name, values, under in options(words_of(words)):
         if not under and values:
             flags.setdefault(name, values[0])
-    if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(flags, ("n", "np"))):
+    names = {word.rpartition("/")[2] for one in words for word in one.split()}
+    if names & {"mpirun", "mpiexec"} and (ranks := _first(flags, ("n", "np"))):
         return ranks * ((_first(flags, _TORCHRUN) or 1) if any(name in flags for name in _TORCHRUN) else 1)
-    if any(word == "jsrun" for one in words for word in one.split()) and (sets := _first(flags, ("nrs", "n"))):
+    if "jsrun" in names and (sets := _first(flags, ("nrs", "n"))):
         return sets * (_first(flags, ("gpu_per_rs", "g")) or 1)  # resource sets of Summit
     if (count := included_gpus(flags.get("include", ""))) is not None:
         return count

@@ -67,6 +67,12 @@ PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimod
 HYBRID = re.compile(r"mamba|hybrid")
 """Those of language models, which a preset may stand for."""
 
+
+def is_other(program: str) -> bool:
+    """Whether a program trains what is no language model, by its path."""
+    return PROGRAMS.match(program) is not None and HYBRID.search(program) is None
+
+
 _PADDED = 8 * 128
 """Rows that --make-vocab-size-divisible-by adds at most with tp 8."""
 FAMILIES = re.compile(r".*(llama|mistral|qwen|baichuan|internlm|deepseek|gemma|bailing)[^/]*\.py")
@@ -88,7 +94,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         return None
     if (other or PROGRAMS.match(found.program)) and said is None:
         why = f"{found.spelled(other[0]) if other else found.program} is an architecture that its sizes do not tell"
-        if found.dumped or (PROGRAMS.match(found.program) and not HYBRID.search(found.program)):
+        if found.dumped or is_other(found.program):
             raise PlannerError(f"{found.where}: {why}; name the nearest preset with --model")
         found.questions.append(Question(name="--model NAME", about=f"{why}; the nearest preset"))
         return None
@@ -104,7 +110,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
             found.notes.append(f"model: {called.name}, by the name of its weights or tokenizer")
             return called
         about = "without it there is no plan: " + ", ".join(found.spelled(one) for one in missing) + " is missing"
-        found.questions.append(Question(name="--model NAME", about=about))
+        found.questions += [] if found.settled(missing) else [Question(name="--model NAME", about=about)]
         return None
     for one in SIZES:
         found.number(one, least=1, most=MOST_LAYERS if one == "num_layers" else MOST)

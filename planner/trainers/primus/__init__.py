@@ -12,4 +12,8 @@ SOURCE = (
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
 OPTIONS = ("router_dtype", "gradient_overlap", "gradient_dtype", "loss_fusion", "attention_kernel", "dropout")
 NO_WORD = ("muon", "mxfp8", "nvfp4", "fp8_block", "adam_8bit")
-FORM = ("yaml yml", r"(?s)^modules:.*^\s+framework:.*^\s+overrides:")
+FORM = (
+    "yaml yml sh bash slurm sbatch",
+    r"(?s)^modules:.*^\s+framework:.*^\s+overrides:|\bprimus-cli\b|\bprimus/(cli/main|train)\.py\b"
+    r"|\A(?=.*\bEXP=)(?=.*\brun_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh\b)(?=.*([Pp]rimus|PRIMUS|\bEXP=\S*\.ya?ml))",
+)

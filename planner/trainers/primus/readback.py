@@ -17,8 +17,10 @@ from planner.model_names import preset_of
 from planner.trainers.megatron.arguments import ask_for_gaps, decides, of_mapping
 from planner.trainers.megatron.readback import reading_of as megatron_reading
 from planner.trainers.megatron.sizes import NOTHING, OTHER_MODELS
+from planner.trainers.primus.experiment_scripts import PLACE, started
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
+from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.values import read_text
 from planner.trainers.torchtitan.forms import tables
 from planner.trainers.torchtitan.readback import reading_of as torchtitan_reading
@@ -43,13 +45,21 @@ QUIET = re.compile(r"(.*sink_level|log_avg_.*|disable_(wandb|tensorboard|last_sa
 ADAPTER = {"enabled", "dim", "alpha", "dropout", "dropout_position", "lora_A_init_method", "lora_B_init_method", "target_modules"}
 """Settings of its LoRA."""
 MOST_BASES = 8
-PLACE = re.compile(r".*(path|dir|folder)|tokenizer_model|save|load|workspace|exp_name|user_name|work_group")
-"""Keys that decide neither time nor memory: a variable there needs no value."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^${}]*))?\}")
 
 
 def read(path: Path, given: Given) -> Reading:
-    """The training of an experiment. Raises PlannerError, OpenQuestionsError for variables without a default."""
+    """The training of an experiment, or of a script that starts one. Raises PlannerError, OpenQuestionsError for variables without
+    a default."""
+    if path.suffix in (".yaml", ".yml"):
+        return _experiment(path, given, {})
+    file, said, over, notes = started(path, given)
+    reading = _experiment(file, said, over)
+    return dataclasses.replace(reading, notes=(*notes, *reading.notes))
+
+
+def _experiment(path: Path, given: Given, over: Mapping[str, Any]) -> Reading:
+    """``over``: what goes over its overrides."""
     data, open_ = _filled(library.parse_yaml(read_text(path), str(path)), given)
     modules = data.get("modules")
     trainer = next((one for one in modules.values() if isinstance(one, dict) and "framework" in one), None) if isinstance(
@@ -59,6 +69,7 @@ def read(path: Path, given: Given) -> Reading:
     overrides = trainer.get("overrides") or {}
     if not isinstance(overrides, dict):
         raise PlannerError(f"{path}: overrides is {shown(overrides)}; it must be a mapping")
+    overrides = merged(overrides, over)
     if open_:
         ask(str(path), [Question(name=name, about="a variable without a default") for name in dict.fromkeys(open_)])
     called, framework = str(trainer.get("model", "")).removesuffix(".yaml"), str(trainer.get("framework"))
@@ -128,6 +139,7 @@ def _extended(file: Path, most: int) -> dict[str, Any]:
 
 def _megatron(path: Path, overrides: Mapping[str, Any], usual: Mapping[str, Any], said: Given, called: str) -> Reading:
     """``usual``: what its trainer's and its model's files say."""
+    said = _of_layers(said, overrides)
     drop = 0.0 if NO_DROPOUT.match(called) else 0.1
     overrides = {name: value for name, value in overrides.items() if name not in ("lora", "peft")}
     ranks = {"expert_model_parallel_size": 8} if EXPERT_RANKS.fullmatch(called) else {}
@@ -142,9 +154,20 @@ def _megatron(path: Path, overrides: Mapping[str, Any], usual: Mapping[str, Any]
     found = of_mapping({name: value for name, value in data.items() if name not in quiet}, str(path), said)
     ask_for_gaps(found, None)
     reading = megatron_reading(found, said)
-    changed = [name for name in ("hidden_size", "num_experts", "num_layers") if name in overrides and said.model]
-    note = f"model: {said.model}, by the name {called}; {', '.join(changed)} of the file is not taken" if changed else ""
+    spec, sizes = said.spec(), ("hidden_size", "num_experts", "num_layers")
+    changed = [name for name in sizes if spec and str(overrides.get(name, "")) not in ("", str(getattr(spec, name)))]
+    note = f"model: {spec.name}, by the name {called}; {', '.join(changed)} of the file is not taken" if spec and changed else ""
     return _noted(reading, note, quiet)
+
+
+def _of_layers(said: Given, overrides: Mapping[str, Any]) -> Given:
+    """The model with the layers that the overrides say, where all its layers are alike: a proxy of it."""
+    spec, layers = said.spec(), overrides.get("num_layers")
+    mixed = spec is not None and (spec.linear or spec.num_windowed_layers or spec.num_dense_layers or spec.moe_layer_interval != 1)
+    mixed = mixed or not re.fullmatch(r"1|\(?\[1\]\*\d+\)?", str(overrides.get("moe_layer_freq", 1)))
+    if spec is None or mixed or not isinstance(layers, int) or layers in (0, spec.num_layers):
+        return said
+    return dataclasses.replace(said, model=dataclasses.replace(spec, num_layers=layers, name=f"{spec.name} of {layers} layers"))
 
 
 def _noted(reading: Reading, note: str, quiet: list[str]) -> Reading:

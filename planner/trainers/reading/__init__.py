@@ -41,6 +41,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if written := OWN_FILE.search(text):
         raise PlannerError(library.other_kind(written[1], str(path)))
     said = _counted(path, text, given or Given())
+    said.used.update(name for name, value in said.settings.items() if value == "false" and _named(name, text))
     commands = _commands(path, text, said)
     run, whole = _lines(commands, MOST_WORDS), _lines(commands, MOST_ARGUMENTS)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
@@ -88,6 +89,11 @@ IN_A_FILE = re.compile(r"^(model_name_or_path|per_device_train_batch_size)\s*:.*
 """Lines of a script that stand in a file which it writes, for whatever program."""
 OWN_FILE = re.compile(rf"^({'|'.join(library.WRITTEN)}): *\d+$", re.MULTILINE)
 """What the planner itself wrote is read already."""
+
+
+def _named(name: str, text: str) -> bool:
+    """Whether a file has an option of that name: without it nothing changes where another answer chose a branch that lacks it."""
+    return re.search(rf"--{re.escape(name).replace('_', '[-_]')}\b", text) is not None
 
 
 def _counted(path: Path, text: str, said: Given) -> Given:

@@ -241,6 +241,8 @@ class Expansion:
         words = text.split()
         if words[:1] == ["expr"]:
             return calculated(" ".join(words[1:]).replace("\\*", "*"), self.variables)
+        if words[:1] == ["if"] and (said := self.variables.output(["if", text])) is not None:
+            return said
         written = re.fullmatch(r"\s*cat\s*<<-?\s*(['\"]?)(\w+)\1[ \t]*\n(.*?)\n?[ \t]*\2\s*", text, re.DOTALL)
         if written:  # a here-document
             return written[3] if written[1] else document(written[3], self.variables)

@@ -254,8 +254,6 @@ class _Follower:
                 return Verdict({"true": True, ":": True, "false": False}.get(text := joined(word, variables)), roots(text))
         return Verdict(None)
 
-    # --------------------------------------------------------------------------------------------------------- commands
-
     def simple(self, node: Simple) -> None:
         for name, subscript, added, raw in node.assignments:
             self.assign(name, subscript, added, raw)
@@ -336,7 +334,8 @@ class _Follower:
         self.variables.positions = positions
 
     def output(self, words: list[str]) -> str | None:
-        """What a function writes; what it assigns and starts is its own."""
+        """What a function writes, or a block behind "if"; what it assigns and starts is its own."""
+        self.functions |= {"if": parse(words[1], self.where)} if words[:1] == ["if"] else {}
         if not words or words[0] not in self.functions or self.depth >= DEEPEST:
             return None
         before, outer, commands = self.variables, self.written, self.script.commands

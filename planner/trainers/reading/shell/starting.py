@@ -91,7 +91,7 @@ def script_place(words: list[str]) -> int:
 def before_shell(words: list[str]) -> list[str]:
     """The words of srun or mpirun before a shell that it starts on every node."""
     shell = next((i for i, word in enumerate(words) if word in SHELLS), 0)
-    return words[:shell] if words[0] in ON_NODES else []
+    return words[:shell] if _on_nodes(words) else []
 
 
 SHELLS = ("bash", "sh", "zsh")
@@ -103,7 +103,7 @@ def place_of_file(words: list[str]) -> int:
     """Place of the script that bash, sbatch or its own name starts; -1 = none."""
     script = rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)"
     skipped = len(before_shell(words))
-    if words[0] in ON_NODES and not skipped:  # without a shell: srun --nodes 2 ./node.sh
+    if _on_nodes(words) and not skipped:  # without a shell: srun --nodes 2 ./node.sh
         return next((i for i, word in enumerate(words) if not word.startswith("-") and re.fullmatch(script, word)), -1)
     first = skipped + 1 if words[skipped] in (*SHELLS, "sbatch") else 0
     place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
@@ -113,7 +113,11 @@ def place_of_file(words: list[str]) -> int:
 
 def before_file(words: list[str], place: int) -> list[str]:
     """The words of srun or mpirun before a script that it starts on every node, and the shell before it."""
-    return words[: place - (words[place - 1] in SHELLS)] if words[0] in ON_NODES else []
+    return words[: place - (words[place - 1] in SHELLS)] if _on_nodes(words) else []
+
+
+def _on_nodes(words: list[str]) -> bool:
+    return words[0].rpartition("/")[2] in ON_NODES
 
 
 def at_end(folder: Path, path: Path) -> Path | None:
