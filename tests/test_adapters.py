@@ -59,6 +59,18 @@ def test_a_frozen_base_by_hand(name: str) -> None:
     assert found["gradients"][0] <= 4 * adapters
 
 
+@pytest.mark.parametrize(("trainer", "zero", "parts"), [("fsdp", 3, 4), ("fsdp", 2, 4), ("deepspeed", 3, 4), ("deepspeed", 2, 1)])
+def test_adapters_are_sharded_with_the_weights(trainer: str, zero: int, parts: int) -> None:
+    """FSDP and ZeRO 3 divide weights of adapters among their ranks like any other: at rank 64 they are no small part."""
+    one = job("gqa", trainer, gpus=4, sequence=2048, batch=4)
+    each = []
+    for rank in (64, 128):
+        work = one.workload.replace(lora_rank=rank)
+        each.append(float(priced(dataclasses.replace(one, workload=work), Layout(dp=4, zero=zero)).memory["weights"][0]))
+    more = LAYERS * 64 * ((H + H) * 2 + (H + KV) * 2 + (H + F) * 3) * TRAINERS[trainer].stored.weight_bytes
+    assert each[1] - each[0] == pytest.approx(more / parts)
+
+
 @pytest.mark.parametrize("frozen", ["bf16", "fp32", "nf4"])
 @pytest.mark.parametrize(("whole", "tables"), [("embedding", 1), ("head", 1), ("both", 2)])
 def test_tables_trained_as_a_whole_by_hand(whole: str, tables: int, frozen: str) -> None:

@@ -62,7 +62,7 @@ def _predicted(row: Mapping[str, Any], document: Mapping[str, Any], where: str) 
         return sync_row(row, where)
     framework = str(row.get("framework") or document.get("framework") or "")
     if "phase" in row:
-        return update_row(row, framework, where)
+        return update_row(row, framework, where, int(number(document, "adapter_sets", 1)))
     return step_row(row, framework, where)
 
 

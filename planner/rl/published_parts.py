@@ -107,8 +107,11 @@ def sync_row(row: Mapping[str, Any], where: str) -> SyncRow:
     return SyncRow(values={"sync_s": float(np.ravel(seconds)[0])})
 
 
-def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
+def update_row(row: Mapping[str, Any], framework: str, where: str, sets: int = 1) -> UpdateRow:
     """Predict one optimizer step of a trainer. Raises PlannerError where the row does not say enough.
+
+    ``sets`` of adapters for runs that share the base are all in memory, and a token passes through one: memory of ``sets`` times
+    the rank.  [prime-rl, trainer/models/layers/lora/multi_linear.py: n_adapters]
 
     An RL trainer that runs alone hands its weights on after each update, to files: there is no engine that would receive them.
     Adapters are small, and those of a run without an orchestrator stay.
@@ -133,12 +136,14 @@ def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
         model=model, sequence_length=int(number(batch, "length")), global_batch_size=sequences, lora_rank=rank,
         expert_imbalance=1.0, frozen_weights=frozen_weights(trainer, rank),
     )  # fmt: skip
-    found = estimate(work, Cluster(hardware=hardware, num_gpus=gpus), trainer, layout)
+    cluster = Cluster(hardware=hardware, num_gpus=gpus)
+    found = estimate(work, cluster, trainer, layout)
+    held = estimate(work.replace(lora_rank=rank * sets), cluster, trainer, layout) if rank and sets > 1 else found
     writes = known and row.get("phase") != "sft" and not rank and any("disk" in one.sync for one in known.placements)
     written = sync_bytes(model) / (sync_table().cost("disk").rate or math.inf) if writes else 0.0
     return UpdateRow(
-        values={"train_s": float(found.step_time[0]) + written, "memory_gb": float(found.memory_reserved[0]) / GIB},
-        fits=bool(found.out_of_memory_probability[0] <= 0.5), assumed="fake data: experts evenly loaded",
+        values={"train_s": float(found.step_time[0]) + written, "memory_gb": float(held.memory_reserved[0]) / GIB},
+        fits=bool(held.out_of_memory_probability[0] <= 0.5), assumed="fake data: experts evenly loaded",
     )  # fmt: skip
 
 
