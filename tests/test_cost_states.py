@@ -261,8 +261,8 @@ def test_fp16_keeps_half_precision_gradients_beside_fp32_ones() -> None:
 
 @pytest.mark.parametrize(("ep", "moved"), [(1, 0), (8, 100), (4, 100)])
 def test_adapters_of_experts_are_divided_among_their_own_replicas(ep: int, moved: int) -> None:
-    """r (in + out) a linear layer: of 16 / e experts a rank, 8 layers, gate and up joined and down, over the 8 / e ranks that have the
-    same ones; all else over 8. On the host 12 bytes of states, 4 of the gradient, 2 of the weight."""
+    """r (in + out) a linear layer: of 16 / e experts a rank, 8 layers, gate and up joined and down, over the 8 / e ranks that
+    have the same ones; all else over 8. On the host 12 bytes of states, 4 of the gradient, 2 of the weight."""
     work = job("moe", lora_rank=16, lora_targets="all").workload
     layout = Layout(dp=8, ep=ep, zero=1, num_microbatches=4, offload_optimizer=moved)
     held = stage_parameters(work, layout, split_stages(MODELS["moe"], layout))

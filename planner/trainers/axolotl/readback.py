@@ -8,8 +8,16 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.trainers import load
 from planner.trainers.axolotl import unpriced
-from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, of_images, of_lora_kernels, require_modelled
+from planner.trainers.axolotl.unpriced import (
+    ask_what_is_open,
+    has_plugin,
+    notes,
+    of_images,
+    of_lora_kernels,
+    require_modelled,
+)
 from planner.trainers.reading import base_weights, fine_tuning
 from planner.trainers.reading.accelerate_file import accelerate_named
 from planner.trainers.reading.commands import Launch, launched, with_files
@@ -54,6 +62,8 @@ def read(path: Path, said: Given) -> Reading:
         data, over = over_recipe(path, data, said, r"axolotl train")
         reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus)
         return dataclasses.replace(reading, notes=(*over, *reading.notes))
+    if path.suffix in (".py", ".ipynb"):
+        return load("trl", "dumped").read(path, "axolotl", said)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     given = with_files(path, found, said)
     own = _processes(given, found)
