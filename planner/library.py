@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from planner import newer_python
 from planner.errors import NoMappingError, PlannerError, UnknownNameError, shown
 
 MOST_BYTES = 16 << 20
@@ -254,9 +255,9 @@ def parse_python(text: str, where: str) -> ast.Module:
     try:
         with warnings.catch_warnings():  # on a script's escapes and literals, which are its author's
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            tree = newer_python.parsed(text)
     except SyntaxError as error:
-        raise PlannerError(f"{where}: line {error.lineno}: not Python: {error.msg}") from error
+        raise PlannerError(f"{where}: line {error.lineno}: not Python{newer_python.VERSION}: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, thousands of brackets
         raise PlannerError(f"{where}: not Python that can be read ({str(error)[:200] or 'nested too deep'})") from error
     require_shallow(tree, where, 4 * MOST_DEPTH)  # of a call its arguments, of these their values

@@ -31,7 +31,8 @@ TITAN = TRAINERS["torchtitan"]
 def held(dense: float, expert: float, dense_unit: float, expert_unit: float) -> StageParameters:
     """The same parameters on all three stages."""
     units = {"largest_dense_unit": dense_unit, "largest_expert_unit": expert_unit}
-    sizes = {"dense": dense, "expert": expert, "adapters": 0.0, "linear": 0.0, "image_encoder": 0.0, "whole": 0.0}
+    none = dict.fromkeys(("adapters", "expert_adapters", "linear", "image_encoder", "whole"), 0.0)
+    sizes = {"dense": dense, "expert": expert, **none}
     return StageParameters(
         **{name: np.full((1, 3), float(value)) for name, value in sizes.items()},
         **{name: np.full((1, 1), float(value)) for name, value in units.items()},

@@ -30,7 +30,7 @@ M = 2**20
 def states(name: str, layout: Layout, **parameters: float) -> dict[str, Any]:
     """``state_parts`` of the first stage, of given parameters, and of the last one's head and embedding."""
     work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
-    sizes = {"adapters": 0.0, "whole": 0.0, **parameters}
+    sizes = {"adapters": 0.0, "expert_adapters": 0.0, "whole": 0.0, **parameters}
     sizes = {"linear": 0.0, "image_encoder": 0.0, **sizes}
     held = StageParameters(**{key: np.full((1, 1 if "unit" in key else 3), value) for key, value in sizes.items()})
     found = peak_points.state_parts(work, TITAN, layout, stages, held)

@@ -10,6 +10,7 @@ import pytest
 from samples import MODELS, TRAINERS, job, priced
 
 from planner.cost.memory.peak_points import GIVEN_BACK, HELD_GIVEN_BACK
+from planner.cost.memory.states import host_bytes, state_bytes
 from planner.cost.parameters import total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.layout import Layout
@@ -256,3 +257,19 @@ def test_fp16_keeps_half_precision_gradients_beside_fp32_ones() -> None:
         found = priced(job("gqa", precision="fp16"), Layout(dp=8, num_microbatches=4, zero=zero))
         got = [float(found.memory[part][0]) for part in ("weights", "gradients", "optimizer_states")]
         assert got == pytest.approx([each * N for each in expected], rel=1e-12)
+
+
+@pytest.mark.parametrize(("ep", "moved"), [(1, 0), (8, 100), (4, 100)])
+def test_adapters_of_experts_are_divided_among_their_own_replicas(ep: int, moved: int) -> None:
+    """r (in + out) a linear layer: of 16 / e experts a rank, 8 layers, gate and up joined and down, over the 8 / e ranks that
+    have the same ones; all else over 8. On the host 12 bytes of states, 4 of the gradient, 2 of the weight."""
+    work = job("moe", lora_rank=16, lora_targets="all").workload
+    layout = Layout(dp=8, ep=ep, zero=1, num_microbatches=4, offload_optimizer=moved)
+    held = stage_parameters(work, layout, split_stages(MODELS["moe"], layout))
+    experts = 8 * 16 * 16 / ep * ((1024 + 2 * 1024) + (1024 + 1024))
+    others = 8 * 16 * ((1024 + 16 * 64 + 2 * 4 * 64) + (16 * 64 + 1024))
+    assert float(held.adapters[0, 0]) == experts + others
+    each = others / 8 + experts / (8 / ep)
+    bytes_of = state_bytes(work, TRAINERS["megatron"], layout, held)
+    assert float(bytes_of["optimizer_states"][0, 0]) == 12 * each
+    assert float(host_bytes(work, TRAINERS["megatron"], layout, held, bytes_of)[0, 0]) == 18 * each * moved / 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -315,3 +316,24 @@ def test_a_script_is_read_without_pythons_warnings(recwarn: pytest.WarningsRecor
     """They would name a line of '<unknown>' on the user's terminal."""
     library.parse_python(r"pattern = '\d+'; rate = 1if True else 2", "train.py")
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("text", "older"),
+    [
+        ('x = f"{"..."}/{y}"  # don\'t\n', "x = f\"{'...'}/{y}\""),
+        ("f'{d['k']!r:>{w}} {{'", "f'{d[\"k\"]!r:>{w}} {{'"),
+        ("""x = "it's" + f"{", ".join(a)}\"""", """x = "it's" + f"{', '.join(a)}\""""),
+        ('f"{f"{x["a"]}"}"', None),
+        ('f"{d["it\'s"]}"', None),
+        ('f"{"', None),
+    ],
+)
+def test_quotes_of_a_newer_python(text: str, older: str | None) -> None:
+    """Quotes inside the braces of an f-string that has the same, which Python has from 3.12 on."""
+    if older is not None:
+        assert ast.dump(library.parse_python(text, "train.py")) == ast.dump(ast.parse(older))
+    elif sys.version_info < (3, 12) or text == 'f"{"':
+        version = "{}.{}".format(*sys.version_info)
+        with pytest.raises(PlannerError, match=f"train.py: line 1: not Python {version}, which reads it: "):
+            library.parse_python(text, "train.py")

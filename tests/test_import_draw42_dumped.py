@@ -83,3 +83,26 @@ def test_settings_of_a_program_that_are_not_known(tmp_path: Path) -> None:
     open_one = FACTORY.replace("per_device_train_batch_size=2", "per_device_train_batch_size=int(input())")
     with pytest.raises(OpenQuestionsError, match="per_device_train_batch_size"):
         to_plan(read(written(tmp_path, open_one + RUN, "job.py"), None, Given(num_gpus=1)))
+
+
+DICT = f"""from axolotl.cli.config import load_cfg
+from axolotl.train import train
+from axolotl.utils.dict import DictDefault
+
+def main():
+    config = DictDefault({", ".join(f"{name}={value!r}" for name, value in {**AXOLOTL, "micro_batch_size": 8}.items())})
+    config.lora_r = 16
+    config["micro_batch_size"] = 2
+    train(cfg=load_cfg(config))
+
+main()
+"""
+
+
+@pytest.mark.parametrize("text", [DICT, DICT.replace("DictDefault(b", "DictDefault(dict(b").replace("}])", "}]))")])
+@pytest.mark.parametrize("name", [None, "axolotl"])
+def test_a_program_that_hands_a_mapping_to_axolotl(tmp_path: Path, text: str, name: str | None) -> None:
+    found = read(written(tmp_path, text, "train.py"), name, Given(num_gpus=1))
+    assert (found.lora_rank, found.sequence_length, found.fields["micro_batch_size"]) == (16, 1024, 2)
+    with pytest.raises(PlannerError, match="not followed to here; import the file that it names"):
+        read(written(tmp_path, 'from axolotl.cli.config import load_cfg\nload_cfg("job.yaml")\n', "train.py"), name)

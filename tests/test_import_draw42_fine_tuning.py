@@ -115,3 +115,45 @@ def test_a_command_that_a_shell_ends_before_its_options(tmp_path: Path, lines: s
     found = read(written(tmp_path, text, "job.sh"), None, Given(num_gpus=1))
     assert (found.sequence_length, found.lora_rank) == (1024, 4)
     assert ("ends the command in a shell" in " ".join(found.notes)) is ended
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ("sequence_len: 1000\npad_to_sequence_len: true\n", 1024),
+        ("sequence_len: 1000\nsample_packing: true\n", 1024),
+        ("sequence_len: 1000\npad_to_sequence_len: true\npad_to_multiple_of: 8\n", 1000),
+        ("sequence_len: 1000\nsample_packing: true\npad_to_sequence_len: false\n", 1000),
+        ("sequence_len: 1000\n", 1000),
+    ],
+)
+def test_padded_rows_of_axolotl(tmp_path: Path, more: str, rows: int) -> None:
+    text = AXOLOTL.replace("sequence_len: 2048\n", "")
+    found = read(written(tmp_path, text + more), None, Given(num_gpus=1))
+    assert found.sequence_length == rows
+    assert ("rows of 1024 tokens: sequence_len 1000, padded to a multiple of 64" in found.notes) is (rows == 1024)
+
+
+KERNELS = "axolotl's fused kernels of adapters "
+
+
+@pytest.mark.parametrize(
+    ("more", "pin", "note"),
+    [
+        ("", "", "are on by themselves from axolotl 0.10 on and are not priced: memory comes out too high"),
+        ("lora_dropout: 0.05\n", "", "are on by themselves from axolotl 0.16 on and are not priced: memory comes out too high"),
+        ("lora_dropout: 0.05\n", "0.12.0", ""),
+        ("", "0.12.0", "are on by themselves and are not priced: memory comes out too high"),
+        ("gradient_checkpointing: true\n", "0.12.0", "are on by themselves and are not priced: time comes out too long"),
+        ("lora_mlp_kernel: true\n", "", "(lora_mlp_kernel) are not priced: memory comes out too high"),
+        ("lora_mlp_kernel: false\n", "", ""),
+        ("load_in_8bit: true\n", "", ""),
+        ("trust_remote_code: true\n", "", ""),
+        ("rl: dpo\n", "", ""),
+    ],
+)
+def test_fused_kernels_of_adapters_that_axolotl_switches_on(tmp_path: Path, more: str, pin: str, note: str) -> None:
+    if pin:
+        written(tmp_path, f"axolotl=={pin}\n", "requirements.txt")
+    found = read(written(tmp_path, f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_linear: true\n{more}"), None, Given(num_gpus=1))
+    assert [one for one in found.notes if one.startswith(KERNELS)] == [KERNELS + note] * bool(note)

@@ -118,7 +118,9 @@ def test_the_batch_of_axolotl_is_that_of_a_rank(tmp_path: Path) -> None:
 def test_the_ring_that_a_file_names(tmp_path: Path) -> None:
     cut = "context_parallel_size: 2\nsample_packing: true\n"
     assert found_in(tmp_path, AXOLOTL + FSDP + cut, 8).fields["cp_method"] == int(CpMethod.ALLGATHER)
-    assert found_in(tmp_path, f"{AXOLOTL}{FSDP}{cut}ring_attn_func: batch_ring\n", 8).fields["cp_method"] == int(CpMethod.RING)
+    ring = found_in(tmp_path, f"{AXOLOTL}{FSDP}{cut}ring_attn_func: batch_ring\n", 8)
+    assert ring.fields["cp_method"] == int(CpMethod.ALLGATHER)
+    assert "is a ring (ring_attn_func batch_ring), priced as gathered keys and values: the last ranks" in " ".join(ring.notes)
     found = found_in(tmp_path, AXOLOTL + cut + "deepspeed: deepspeed_configs/zero3.json\n", 8)
     assert "ring-flash-attn over DeepSpeed is priced as Ulysses" in " ".join(found.notes)
 

@@ -179,6 +179,8 @@ class StageParameters:
     """Routed experts of one layer, shape (N, 1)."""
     adapters: Floats
     """Low-rank adapters, when only those are trained."""
+    expert_adapters: Floats
+    """Those of them on routed experts where these have other replicas than the rest: sharded and reduced as the experts are."""
     whole: Floats
     """Copies of embedding and head that are trained beside adapters; 0 without."""
     linear: Floats
@@ -192,9 +194,9 @@ class StageParameters:
         return self.dense + self.expert
 
     def trained(self, workload: Workload) -> tuple[Floats, Floats]:
-        """Parameters that get gradients: all of them, or the adapters with what is trained beside them (which count as dense)."""
+        """Parameters that get gradients: all of them, or the adapters with what is trained beside them."""
         if workload.lora_rank:
-            return self.adapters + self.whole, np.zeros_like(self.expert)
+            return self.adapters - self.expert_adapters + self.whole, self.expert_adapters
         return self.dense - self.image_encoder * (not workload.trains_images), self.expert
 
     def updated(self, workload: Workload, layout: Layout, trainer: Trainer | None = None) -> Floats:
@@ -234,16 +236,17 @@ def stage_parameters(
     unit = functools.reduce(np.maximum, [
         one[0] + (one[1] if not model.is_moe else np.maximum(one[2], one[1] * (model.num_plain_layers > 0))) for one in alone
     ])  # fmt: skip
-    mixer, plain_mlp, routed = _adapter_widths(workload, layout, kernels)
-    width = (stages.dense + stages.moe) * mixer + stages.dense * plain_mlp + stages.moe * routed
-    adapters = workload.lora_rank * width / tp
+    mixer, plain_mlp, shared, routed = _adapter_widths(workload, layout, kernels)
+    width = (stages.dense + stages.moe) * mixer + stages.dense * plain_mlp + stages.moe * (shared + routed)
+    apart = column(layout.edp) != column(layout.dp) * column(layout.cp)
     ends = (stages.embedding * workload.trains("embedding") + head * workload.trains("head")) * (workload.lora_rank > 0)
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
         largest_dense_unit=unit,
         largest_expert_unit=functools.reduce(np.maximum, [one[3] for one in alone]),
-        adapters=adapters,
+        adapters=workload.lora_rank * width / tp,
+        expert_adapters=workload.lora_rank * stages.moe * routed / tp * apart,
         whole=ends * table,
         linear=linear,
         image_encoder=stages.embedding * counts.vision,
@@ -265,8 +268,9 @@ def _per_layer(model: ModelSpec, layout: Layout, kinds: Sequence[LayerKind]) -> 
     )
 
 
-def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None) -> tuple[float, float, Floats]:
-    """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: mixer, MLP, experts of one rank.
+def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None) -> tuple[float, float, float, Floats]:
+    """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: mixer, MLP, shared experts, routed ones of a
+    rank.
 
     Separate query, key and value, gate and up have an adapter each, which all read the same input; else one. Those of linear
     attention have one before and one behind it, where all linear layers are adapted. Of a hybrid, the mean of its layers.
@@ -278,7 +282,7 @@ def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None)
     attends, linear = (sum(one.share for one in model.layer_kinds if one.mixer == name) for name in ("attention", "linear"))
     mlps = sum(one.share for one in model.layer_kinds if one.mlp)
     if targets == "qv":
-        return attends * (side * h + model.query_size + model.value_size), 0.0, np.zeros((1, 1))
+        return attends * (side * h + model.query_size + model.value_size), 0.0, 0.0, np.zeros((1, 1))
     attention = side * h + model.query_size + model.query_gate_size + model.key_size + model.value_size
     attention += (model.attention_output_size + h) * (targets != "qkv")
     mixer = attends * attention + (linear * (2.0 * h + own.input_size + own.value_size) if own and targets == "all" else 0.0)
@@ -290,7 +294,7 @@ def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None)
     routed = mlp(float(model.expert_ffn_size), float(model.routed_size), 1.0 if joined else pairs)
     routed *= kernels is None or kernels.adapted_experts
     experts = routed * model.num_experts / (column(layout.ep) * column(layout.etp))
-    return mixer, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
+    return mixer, mlp(float(model.ffn_size)), mlp(float(model.shared_expert_ffn_size)), experts
 
 
 def experts_outside(layout: Layout, trainer: Trainer | None) -> Floats:

@@ -1,14 +1,23 @@
 """axolotl: its YAML."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.trainers import load
 from planner.trainers.axolotl import unpriced
-from planner.trainers.axolotl.unpriced import ask_what_is_open, has_plugin, notes, of_images, require_modelled
+from planner.trainers.axolotl.unpriced import (
+    ask_what_is_open,
+    has_plugin,
+    notes,
+    of_images,
+    of_lora_kernels,
+    require_modelled,
+)
 from planner.trainers.reading import base_weights, fine_tuning
 from planner.trainers.reading.accelerate_file import accelerate_named
 from planner.trainers.reading.commands import Launch, launched, with_files
@@ -23,8 +32,8 @@ from planner.trainers.reading.values import read_text
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|datasets.*|test_datasets.*|chat_template.*|num_epochs|model_type|processor_type|sample_packing\w*"
-    r"|pad_to_sequence_len|train_on_inputs|\w*_steps|\w+_per_epoch|loss_watchdog_\w+|eot_tokens.*|adapter|is_\w+_derived_model"
-    r"|flash_optimum|local_rank|debug|tokens.*|skip_prepare_dataset|lora_fan_in_fan_out|lora_(mlp|qkv|o)_kernel|lora_modules_to_save.*"
+    r"|pad_to_(sequence_len|multiple_of)|train_on_inputs|\w*_steps|\w+_per_epoch|loss_watchdog_\w+|eot_tokens.*|adapter|is_\w+_derived_model"
+    r"|flash_optimum|local_rank|debug|tokens.*|skip_prepare_dataset|lora_fan_in_fan_out|lora_(mlp|qkv|o|embedding)_kernel|lora_modules_to_save.*"
     r"|liger_\w+|cosine_\w+|torchdistx_path|gptq_\w+|use_tensorboard|rl_beta|trl.*|dpo_\w+|auto_resume_from_checkpoints"
     r"|curriculum_sampling|save_first_step|total_num_tokens|fsdp|fsdp_version|gradient_checkpointing_kwargs.*|hf_use_auth_token|float16"
     r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.(dispatch_batches|even_batches|use_seedable_sampler|non_blocking|gradient_accumulation_kwargs.*)|use_wandb|eta_min|revision_of_model"
@@ -53,6 +62,8 @@ def read(path: Path, said: Given) -> Reading:
         data, over = over_recipe(path, data, said, r"axolotl train")
         reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus)
         return dataclasses.replace(reading, notes=(*over, *reading.notes))
+    if path.suffix in (".py", ".ipynb"):
+        return load("trl", "dumped").read(path, "axolotl", said)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     given = with_files(path, found, said)
     own = _processes(given, found)
@@ -96,13 +107,14 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     if length is None and given.get("max_packed_sequence_len") is not None and not answered:
         why = "max_packed_sequence_len is none of axolotl's settings any more"
         given.ask(Question(name="sequence_len", about=why, choices=("N",)))
+    rows, padded = _rows(given, USUAL_LENGTH if length is None else length, answered)
     # batch_size is that of a rank: its accumulation is batch_size // micro_batch_size  [utils/config, normalize_config]
     steps = steps or max((given.number("batch_size") or 1) // (micro or 1), 1)
     split, cut = _parallel(given, found, num_gpus)
     known = named_model(_model(given), given.path)[0]
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=_model(given), micro_batch_size=micro or 1, accumulation=steps,
-        sequence_length=length or USUAL_LENGTH, precision=precision, half_weights=precision in ("bf16", "fp8"),
+        sequence_length=rows, precision=precision, half_weights=precision in ("bf16", "fp8"),
         optimizer=optimizer(given, given.get("optimizer", "adamw_torch_fused"), "optimizer"),
         recompute=checkpoints not in (False, "false", None),
         offload_activations=offload or str(checkpoints).startswith("offload") or checkpoints == "unsloth",
@@ -113,12 +125,24 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         # bf16: full turns mixed precision off.
         upcasts=_fsdp_version(given) != 2 and str(given.get("bf16")).lower() != "full",
         sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
-            *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
+            *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered), *padded,
+            *of_lora_kernels(given, split.kind == "fsdp" and _fsdp_version(given) != 2),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
             *of_images(given, spec := base_weights.spec_of(given, known)),
             *(unpriced.of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
         ),
     ))  # fmt: skip
+
+
+def _rows(given: Settings, length: int, answered: bool) -> tuple[int, tuple[str, ...]]:
+    """Tokens of a row, and what was taken for what: padding goes up to a multiple of 64, with packed samples unless it is turned
+    off.  [core/builders/causal.py; rl, streams and flattened batches have collators of their own]"""
+    padded = given.flag("pad_to_sequence_len", given.flag("sample_packing"))
+    if answered or not padded or any(given.get(one) for one in ("rl", "pretraining_dataset", "batch_flattening")):
+        return length, ()
+    multiple = given.size("pad_to_multiple_of", 64)
+    rows = multiple * math.ceil(length / multiple)
+    return rows, (f"rows of {rows} tokens: sequence_len {length}, padded to a multiple of {multiple}",) * (rows != length)
 
 
 def _model(given: Settings) -> str:
@@ -187,9 +211,14 @@ def _parallel(given: Settings, found: Sharding, num_gpus: int | None) -> tuple[S
     if cp > 1:
         # ring_attn_func: the gathering kernel of Llama 3 with packed samples, a ring without.  [axolotl, utils/schemas/enums.py]
         usual = "varlen_llama3" if given.flag("sample_packing") else "batch_ring"
-        method = CpMethod.ALLGATHER if given.get("ring_attn_func", usual) == "varlen_llama3" else CpMethod.RING
-        fields |= {"cp": cp, "cp_method": int(CpMethod.A2A if found.kind == "deepspeed" else method)}
-        notes = ("context parallelism of ring-flash-attn over DeepSpeed is priced as Ulysses",) * (found.kind == "deepspeed")
+        function, over = str(given.get("ring_attn_func") or usual), found.kind == "deepspeed"
+        fields |= {"cp": cp, "cp_method": int(CpMethod.A2A if over else CpMethod.ALLGATHER)}
+        if over:
+            notes = ("context parallelism of ring-flash-attn over DeepSpeed is priced as Ulysses",)
+        elif function != "varlen_llama3":
+            uneven = "the last ranks have most of causal attention, so time comes out too short"
+            why = uneven if function == "batch_ring" else "time comes out slightly too long"
+            notes = (f"context parallelism is a ring (ring_attn_func {function[:40]}), priced as gathered keys and values: {why}",)
     gpus = tp * replicas * shards * cp if shards else None
     total = num_gpus or found.num_gpus or gpus
     if found.kind == "fsdp" and total and ep == 1:

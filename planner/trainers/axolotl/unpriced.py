@@ -9,6 +9,7 @@ from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.versions import newer
 from planner.units import GIB
 
 FOREIGN = {
@@ -61,6 +62,7 @@ SAID_ELSEWHERE = {
 }  # fmt: skip
 """Settings that change memory or time by a part that a plan has no word for -> what is priced."""
 OF_ADAPTERS = ("lora_r", "lora_target_linear", "lora_target_modules")
+LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 LIGER = ("liger_fused_linear_cross_entropy", "liger_cross_entropy")
 
 
@@ -124,6 +126,27 @@ def notes(given: Settings) -> tuple[str, ...]:
     if given.get("adapter") and given.get("peft_autocast_adapter_dtype") is False:
         found.append("peft_autocast_adapter_dtype: adapters are priced in fp32, and lie in the dtype of the base")
     return tuple(found)
+
+
+def of_lora_kernels(given: Settings, old_fsdp: bool) -> tuple[str, ...]:
+    """Note about fused kernels of adapters, which axolotl switches on by itself where nothing is said of them, from 0.10 on without
+    lora_dropout and from 0.16 on with it: the MLP's keeps gate, up and its input, and not what torch keeps of each adapter.
+    [utils/schemas/config.py: check_auto_enable_lora_kernels]"""
+    said = [one for one in LORA_KERNELS if given.get(one) is not None]
+    on = [one for one in said if given.flag(one)]
+    by_itself, release = not said, ""
+    if by_itself:
+        needs = (0, 16) if given.above_zero("lora_dropout", 0.0) else (0, 10)
+        known = newer(given.path, "axolotl", needs)
+        kept_away = given.get("rl") or given.flag("trust_remote_code") or old_fsdp
+        by_itself = known is not False and not kept_away and not (given.get("adapter") == "lora" and given.flag("load_in_8bit"))
+        release = "" if known else f" from axolotl {needs[0]}.{needs[1]} on"
+    if not given.get("adapter") or not (on or by_itself):
+        return ()
+    kept = given.get("gradient_checkpointing", False) in (False, "false", None)
+    what = "memory comes out too high" if kept else "time comes out too long"
+    how = f"({', '.join(on)})" if on else f"are on by themselves{release} and"
+    return (f"axolotl's fused kernels of adapters {how} are not priced: {what}",)
 
 
 def ask_what_is_open(given: Settings) -> None:

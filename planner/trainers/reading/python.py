@@ -353,8 +353,8 @@ class Script:
             return value_of(said) if said is not None else self._value(usual[0]) if usual else gap([variable])
         if last == "join" and name.endswith("path.join") and node.args:
             return "/".join(str(self._value(one)) for one in node.args)[:1000]
-        if name == "dict" and not node.args:
-            return self.keywords(node)
+        if name in ("dict", "DictDefault") and isinstance(held := self._value(node.args[0]) if node.args else {}, dict):
+            return {**held, **self.keywords(node)}
         if (given := self._passed(node, name)) is not None:
             return given[0]
         if (name in python_text.CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:

@@ -20,13 +20,18 @@ from planner.trainers.reading.values import read_text
 
 STARTS = {
     "llama-factory": re.compile(r"\bllamafactory-cli[\\\"', ]+train\b|\brun_exp\("),
-    "axolotl": re.compile(r"\baxolotl[\\\"', ]+train\b|\baxolotl\.cli\.train\b"),
+    "axolotl": re.compile(
+        r"\baxolotl[\\\"', ]+train\b|\baxolotl\.cli\.train\b"
+        r"|(?m:^[ \t]*from +axolotl\.[\w.]+ +import [^\n]*\b(load_cfg|DictDefault)\b)"
+    ),
     "ms-swift": re.compile(r"\b(sft|pt|rlhf)_main\("),
 }
 """Trainer -> what starts it, as a command or as a function."""
 OWN = {"llama-factory": {"dataset", "finetuning_type"}, "axolotl": {"base_model", "datasets"}, "ms-swift": {"model"}}
 """Settings that such a mapping has, and those of an export or of a chat have not."""
 DUMPS = ("dump", "safe_dump", "dumps", "write", "write_text", "safe_load", "run_exp")
+CHECKS = ("load_cfg", "validate_config")
+"""Functions of axolotl that take its settings as a mapping: where a program calls them, they count alone."""
 SHOWN = re.compile(r"(?m)^[^#\n]{0,200}\bCUDA_VISIBLE_DEVICES[\\\"'\]]*\s*=\s*[\\\"']*(\d(?:,\d)*)(?![\d,])")
 ARGUMENTS = {"TrainArguments": "sft", "SftArguments": "sft", "PretrainArguments": "pt", "RLHFArguments": "rlhf"}
 """Classes of ms-swift -> what they start."""
@@ -41,7 +46,7 @@ def read(path: Path, name: str, said: Given) -> Reading:
     """The job of the settings that a program hands to the trainer of that name. Raises PlannerError."""
     found = [one for one in _mappings(Running(path, said), name) if OWN[name] <= one[1].keys()]
     if not found:
-        what = "settings that are not followed to here; import the file that it names or writes"
+        what = "settings that are not followed to here; import the file that it names or writes, with --set for what it changes"
         raise PlannerError(f"{path}: it starts {name} with {what}")
     mode, data = found[0]
     settings, parse = Settings(path, said.filled(data), said=said), load(name, "readback").parse
@@ -57,7 +62,7 @@ def read(path: Path, name: str, said: Given) -> Reading:
 
 def _mappings(script: Running, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(what it starts, settings) of the calls that may run, in the order of the text."""
-    for call in script.calls(*DUMPS, *ARGUMENTS):
+    for call in script.calls(*CHECKS) or script.calls(*DUMPS, *ARGUMENTS):
         if (mode := ARGUMENTS.get(last_name(call.func))) is not None:
             yield mode, script.keywords(call)
             continue
@@ -68,4 +73,11 @@ def _mappings(script: Running, name: str) -> Iterator[tuple[str, dict[str, Any]]
             except PlannerError:
                 continue
         if isinstance(value, dict):
+            made = script.calls("DictDefault") if last_name(call.func) in CHECKS else []
+            later = [script.set_on(one) for one in made]  # cfg.micro_batch_size = 2
+            if len(made) > 1 and any(later):
+                what = "several DictDefault that are changed later; import a file with the settings of one training"
+                raise PlannerError(f"{script.path}: {what}")
+            own = script.keywords(call) if last_name(call.func) in CHECKS else {}
+            value = {**value, **(later[0] if later else {}), **own}
             yield "", {str(key): one for key, one in value.items()}
