@@ -73,7 +73,7 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         frozen_weights="bf16" if adapters else None, objective="dpo" if mode == "rlhf" else "lm",
         expert_imbalance=evenly, questions=words.of_a_fork(given, QUIET),
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *of_layout, *of_states, *of_experts, *beside),
+        notes=(*notes, *of_layout, *of_states, *of_experts, *beside, *words.cross_entropy(given)[1]),
     )  # fmt: skip
 
 
