@@ -99,7 +99,7 @@ def cross_entropy(given: Settings) -> tuple[bool, tuple[str, ...]]:
         return False, ()
     if low >= (4,) and high and high < (4, 4):
         said = ".".join(map(str, low))
-        return True, (f"ms-swift {said} beside it: cross_entropy_fusion_impl te, its default until 4.3 with Transformer Engine 2.8",)
+        return True, (f"ms-swift {said}: cross_entropy_fusion_impl te, the default until 4.3 with Transformer Engine 2.8",)
     return False, (
         "cross_entropy_fusion_impl is not said: native, as from ms-swift 4.4 on, 8 bytes a logit; te, the default of 4.0 to 4.3 "
         "(--set cross_entropy_fusion_impl=te), keeps 2",

@@ -29,6 +29,7 @@ from planner.trainers.torchtitan.own_words import (
     require_states,
 )
 from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
+from planner.trainers.torchtitan.python_tables import holds_tables, tables_of
 
 TRAINS = r"torchtitan\S*train\b"
 """torchtitan's program, as a module or a file."""
@@ -37,7 +38,7 @@ SECTIONS = (
     "debug",
 )  # fmt: skip
 """Sections that decide a plan."""
-PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
+PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed", "eval_", "val_")
 """Keys of them that do not, where a script leaves them open."""
 STATE_TYPE = r"(optim(izer)?_)?states?_dtype"
 """The type of optimizer states, by its name in forks."""
@@ -58,7 +59,11 @@ _OLD_PARALLEL = (
 def sections(path: Path, text: str, given: Given) -> Sections:
     """The sections of a file of any form. Raises PlannerError."""
     if path.suffix == ".py":
-        return of_module(path, text, given)
+        tree = library.parse_python(text, str(path))
+        if not holds_tables(tree):
+            return of_module(path, text, given)
+        found = tables(path, tables_of(path, tree, given, PATHS))
+        return {**found, "other": {**found["other"], "toml": True}}
     if path.suffix == ".toml":
         data = library.parse_toml(text, str(path))
         for name in given.settings:  # sections that the file leaves out
@@ -316,11 +321,16 @@ def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
 
 
 def _file(path: Path, name: str, given: Given) -> dict[str, Any]:
-    """The TOML that a command names; folders in front of it may be unknown. Raises OpenQuestionsError where it is not there."""
+    """The TOML or module of dictionaries that a command names; folders in front of it may be unknown. Asks where there is none."""
     called, name = name, given.setting(CONFIG_FILE) or name
     name = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
-    file = beside(path, name, (".toml",))
+    file = beside(path, name, (".toml", ".py"))
     if file is None:
         ask(str(path), [Question(name=CONFIG_FILE, about=f"it names {shown(called)}, which is not there", choices=("FILE",))])
-    return library.parse_toml(read_text(file), str(file))
+    if file.suffix != ".py":
+        return library.parse_toml(read_text(file), str(file))
+    tree = library.parse_python(read_text(file), str(file))
+    if not holds_tables(tree):
+        raise PlannerError(f"{path}: it names {shown(called)}, which has no sections of torchtitan as dictionaries")
+    return tables_of(file, tree, given, PATHS)
 

@@ -56,6 +56,8 @@ DECIDES = re.compile(
     r"|ulysses|context_parallel_(type|impl)|tp2ep"
 )
 """Words of a fork's own keys of these sections that decide memory, precision or degrees."""
+OF_EVALUATION = re.compile(r"\w+\.(e?val|validation|evaluation)_")
+"""Keys that are about no step of the training."""
 
 
 def read(path: Path, said: Given | None = None) -> Reading:
@@ -101,7 +103,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     _require_language_model(path, unread)
     in_chunks = [NO_CHUNKS for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)][:1]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
-    if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training)]:
+    if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
         raise not_priced(str(path), wrong, wrong)
 
     def degree(key: str) -> int:
