@@ -108,6 +108,11 @@ def test_cross_entropy_of_ms_swift_by_version(tmp_path: Path, words: str, beside
     assert not note or any(note in one for one in job.notes)
 
 
+def test_a_dense_model_of_ms_swift_has_no_capacity(tmp_path: Path) -> None:
+    words = " --moe_expert_capacity_factor 2 --cross_entropy_fusion_impl te"
+    assert not any("capacity" in one for one in found(tmp_path, {"run.sh": f"{SWIFT}{words}\n"}).notes)
+
+
 SWIFT_2 = "swift sft --model_type qwen2-0_5b-instruct --model_id_or_path PATH --sft_type full --batch_size 4 --max_length 1024\n"
 
 
