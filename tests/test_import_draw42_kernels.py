@@ -84,6 +84,13 @@ def test_a_command_that_names_such_a_module(tmp_path: Path) -> None:
         found(tmp_path, {"jobs/run.sh": command, "config/own.py": "def build():\n    return 1\n"})
 
 
+def test_muon_of_a_table_of_torchtitan_is_asked(tmp_path: Path) -> None:
+    text = TABLES.replace("whole * 2", "32") + "optimizer = {'name': 'Muon'}\n"
+    assert asked_for(found(tmp_path, {"own.py": text})) == ["optimizer.name"]
+    job = found(tmp_path, {"own.py": text}, **{"optimizer.name": "AdamW"})
+    assert (job.optimizer, asked_for(job)) == ("adam", [])
+
+
 SWIFT = (
     "megatron sft --model Qwen/Qwen3-8B --tuner_type lora --micro_batch_size 1 --global_batch_size 8 --max_length 4096 "
     "--tensor_model_parallel_size 8"

@@ -18,7 +18,7 @@ from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
-from planner.trainers.torchtitan.own_words import notes_of, of_its_kind
+from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.python_parts import NO_CHUNKS
 from planner.trainers.torchtitan.stages import pipeline
@@ -151,7 +151,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
-        architecture=_ahead(other, spec), expert_imbalance=loads,
+        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other),
         notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *in_chunks),
     )  # fmt: skip
 
