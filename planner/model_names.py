@@ -77,7 +77,7 @@ def spellings(name: str, endings: re.Pattern[str] = _UPLOADED) -> list[str]:
 def preset_of(name: str) -> str | None:
     """The preset whose name, alias or repository this is, whoever uploaded it, once the endings of variants are cut off."""
     cached = re.search(r"models--[\w.-]+--([\w.-]+?)/snapshots/", name)  # as the hub's cache lays them
-    asked = spellings(cached[1] if cached else name.strip("/"))
+    asked = spellings((cached[1] if cached else name.strip("/")).replace("___", "."))  # as the cache of ModelScope writes a point
     return next((preset for one in asked if one and (preset := preset_named(one) or _known().get(one)) is not None), None)
 
 

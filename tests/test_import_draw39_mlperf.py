@@ -143,3 +143,4 @@ def test_what_llama_factorys_adapter_cannot_price_is_asked_with_the_rest(tmp_pat
 def test_the_loss_of_llama_factorys_adapter_in_one_kernel(tmp_path: Path) -> None:
     found = _adapter(tmp_path, "cross_entropy_fusion_impl: te\n")
     assert (found.trainer, found.unread) == ("megatron+gradient_overlap=off+loss_fusion=on", ())
+    assert any("2 bytes a logit, priced as 8" in one for one in found.notes)

@@ -113,7 +113,7 @@ def test_eight_bits_of_a_fork_of_torchtitan_are_refused(tmp_path: Path) -> None:
 def test_what_a_loop_decides_is_one_question_each(tmp_path: Path) -> None:
     written(tmp_path, TITAN, "a.toml")
     loop = (
-        'for AC in none full; do for NAME in plain low; do\nif [ $NAME == "low" ]; then\n  MORE="--float8.enable_float8_linear"\n'
+        'for AC in none full; do for NAME in plain low; do\nif [ $NAME == "low" ]; then\n  MORE="--model.converters=float8"\n'
         'else\n  MORE="--training.compile"\nfi\ntorchrun --nproc_per_node 8 train.py --job.config_file a.toml $MORE '
         "--activation_checkpoint.mode $AC\ndone; done\n"
     )

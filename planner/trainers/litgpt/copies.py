@@ -2,6 +2,7 @@
 change while the settings stay the same."""
 
 import ast
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,19 @@ def _compiles(tree: ast.Module) -> bool | None:
     if not calls(tree):
         return False
     return None if any(calls(one) for one in ast.walk(tree) if isinstance(one, ast.If | ast.IfExp)) else True
+
+
+FUSED = re.compile(r"scaled_dot_product_attention|flex_attention|memory_efficient_attention|flash_attn\w*")
+
+
+def writes_scores_out(path: Path) -> bool:
+    """Whether the copy's model.py computes attention by a softmax of its own, and by no kernel that keeps no matrix of scores."""
+    tree = _tree(beside(path, "litgpt/model.py", (".py",)))
+    if tree is None:
+        return False
+    calls = [one.func for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    if any(FUSED.fullmatch(last_name(one)) and not ast.unparse(one).startswith("self.") for one in calls):
+        return False
+    classes = [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and "Attention" in one.name]
+    within = (last_name(one.func) for part in classes for one in ast.walk(part) if isinstance(one, ast.Call))
+    return "softmax" in set(within)

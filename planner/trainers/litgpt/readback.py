@@ -10,7 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.litgpt.copies import FULLY_SHARDED, Copy, copy_of
+from planner.trainers.litgpt.copies import FULLY_SHARDED, Copy, copy_of, writes_scores_out
 from planner.trainers.litgpt.fabric_programs import is_one, of_program
 from planner.trainers.litgpt.own_defaults import lay_under
 from planner.trainers.litgpt.own_models import built, called, of_a_checkout, strange
@@ -123,6 +123,9 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     if adapters and given.above_zero("lora_dropout", 0.05):
         options["adapter_dropout"] = "on"
     trainer, noted = _of_lora(given.path, copy) if adapters and gpus != 1 else ("litgpt", ())
+    if writes_scores_out(given.path):
+        options["attention_kernel"] = "unfused"
+        noted = (*noted, "model.py beside it writes attention out: matrices of scores are kept, further uses of them not priced")
     targets, of_layers = adapters_on(given, adapters)
     length = train.number("max_seq_length")
     if length is None and pretrain and own and model is not None:
@@ -161,6 +164,7 @@ def _batch(
 ) -> tuple[dict[str, int], int, tuple[str, ...]]:
     """(fields of Layout, sequences per step, notes): LitGPT shares the batch out and drops what is left over; up to 0.5.7 over
     the GPUs of one node.  [litgpt/args.py, TrainArgs.batch_size, gradient_accumulation_iters]"""
+    _ask_for_empty(train)
     batch, micro = train.size("global_batch_size", 512 if pretrain else 16), train.size("micro_batch_size", 4 if pretrain else 1)
     fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
     if gpus is None:
@@ -182,6 +186,13 @@ def _batch(
     if nodes > 1 and not by_node and newer(given.path, "litgpt", (0, 5, 8)) is None:
         notes = (*notes, "the batch is shared out over all nodes, as LitGPT does from 0.5.8 on; before, it was that of a node")
     return fields, real, notes
+
+
+def _ask_for_empty(train: Settings) -> None:
+    """Asks for sizes whose value is left empty: null goes in the place of the default, with which LitGPT stops."""
+    for name in ("global_batch_size", "micro_batch_size"):
+        if name in train.data and train.data[name] in (None, ""):
+            train.ask(Question(name=f"{train.place}{name}", about="it is left empty, which is no default: LitGPT stops there"))
 
 
 def _frozen(given: Settings, gpus: int | None, nodes: int) -> str:

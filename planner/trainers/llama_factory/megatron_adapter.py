@@ -8,6 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainer_options import spell
 from planner.trainers.megatron.recompute_words import recompute
+from planner.trainers.megatron.trainer_words import IN_PLACE
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
@@ -70,7 +71,7 @@ def parse(given: Settings, objective: str, length: int, quiet: re.Pattern[str], 
     return Reading(
         trainer=_trainer(given),
         fields=fields, model=model, model_name=name, sequence_length=length, global_batch_size=batch, num_gpus=num_gpus,
-        precision=_precision(given), optimizer=_optimizer(given), notes=(*notes, *_dispatch(given, fields)),
+        precision=_precision(given), optimizer=_optimizer(given), notes=(*notes, *_dispatch(given, fields), *_of_loss(given)),
         questions=(*map(_not_priced, found), *asked),
         unread=tuple(one for one in given.left() if not re.fullmatch(rf"{quiet.pattern}|{QUIET.pattern}", one.split(" = ")[0])),
     )  # fmt: skip
@@ -91,6 +92,10 @@ def _not_priced(name: str) -> Question:
     what = "decides memory or degrees and is not priced; false imports the job without"
     block, _, key = name.partition(".")
     return Question(name=block, about=f"{key}: {what}" if key else what, choices=("false",))
+
+
+def _of_loss(given: Settings) -> tuple[str, ...]:
+    return (IN_PLACE,) if "loss_fusion=on" in _trainer(given) else ()
 
 
 def _trainer(given: Settings) -> str:

@@ -69,6 +69,10 @@ def _note_masks(found: Arguments) -> None:
         found.notes.append(f"masks of the data loader, {size:.0f} GiB on each GPU, are not priced; {off}")
 
 
+IN_PLACE = "loss of Transformer Engine: 2 bytes a logit, priced as 8: the last stage comes out too large"
+"""What is said of a loss whose gradient takes the place of the logits."""
+
+
 def changes(name: str, key: str, value: str) -> bool:
     """Whether an option says another thing than the trainer by itself."""
     return load_trainer(name) != load_trainer(spell(name, {key: value}))
@@ -83,6 +87,8 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         or found.get("external_cuda_graph")
     )
     fused = found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "te"
+    if fused:
+        found.notes.append(IN_PLACE)
     if found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "linear":
         found.notes.append("loss: priced with its logits in memory, which --cross-entropy-fusion-impl linear does not keep")
     plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")

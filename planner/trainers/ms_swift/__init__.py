@@ -4,7 +4,7 @@ PLACE = 107
 READ_FIRST = True
 TITLE = "ms-swift (YAML for swift pt/sft and megatron pt/sft)"
 TRAINERS = ("ms-swift", "ms-swift-megatron")
-OPTIONS = ("loss", "expert_dispatch", "router_dtype", "gradient_overlap", "gradient_dtype", "attention_kernel")
+OPTIONS = ("loss", "expert_dispatch", "router_dtype", "gradient_overlap", "gradient_dtype", "attention_kernel", "loss_fusion")
 PACKAGE, VERSIONS = "ms-swift", ">=4.6,<4.7"
 WRITES = ("gradient_bytes",)
 LEVEL = "validated"

@@ -47,6 +47,8 @@ def _megatron(job: ExportJob) -> dict[str, Any]:
         "attention_backend": mcore.attention_backend(job),
         "recompute_granularity": recompute["recompute_granularity"] or "none",
     }  # fmt: skip
+    if job.trainer.kernels.loss_passes < 2:  # priced as Transformer Engine's kernel
+        fields["cross_entropy_fusion_impl"] = "te"
     fields |= {f"{kind}_format": form, f"{kind}_recipe": recipe} if form else {}
     if job.model.is_moe:
         fields["moe_router_dtype"] = experts["moe_router_dtype"] or "none"

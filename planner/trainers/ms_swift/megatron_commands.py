@@ -61,7 +61,7 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         fields["zero"] = 0
     adapters, named = tuner == "lora", given.get("target_modules", "all-linear")
     targets = adapter_targets(named) if adapters else "all"
-    evenly, of_experts = _evenly(given, fields)
+    evenly, of_experts = _evenly(given, fields, model is None or model.is_moe)
     several = named if isinstance(named, list) else str(named).replace(",", " ").split()
     beside = layers_beside(several, targets) if adapters and "all-linear" not in several else ()
     return Reading(
@@ -73,7 +73,7 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         frozen_weights="bf16" if adapters else None, objective="dpo" if mode == "rlhf" else "lm",
         expert_imbalance=evenly, questions=words.of_a_fork(given, QUIET),
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *of_layout, *of_states, *of_experts, *beside),
+        notes=(*notes, *of_layout, *of_states, *of_experts, *beside, *words.cross_entropy(given)[1]),
     )  # fmt: skip
 
 
@@ -96,10 +96,10 @@ def _require_known_step(given: Settings, mode: str) -> None:
         raise PlannerError(f"{given.where('rlhf_type')} is {shown(kind)}, which is not modelled; dpo is")
 
 
-def _evenly(given: Settings, fields: dict[str, int]) -> tuple[float | None, tuple[str, ...]]:
+def _evenly(given: Settings, fields: dict[str, int], moe: bool) -> tuple[float | None, tuple[str, ...]]:
     """(tokens of the busiest expert over the mean where experts are padded to a capacity, what was taken for what)."""
     factor, padded = (given.get(one) for one in CAPACITY)
-    if factor is None or float(factor) < 0:
+    if factor is None or float(factor) < 0 or not moe:
         return None, ()
     found = padded_experts(factor, padded, fields.get("ep", 1))
     note = f"{CAPACITY[0]} {factor}: tokens above the capacity are dropped, and priced as kept"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
+from planner.model_names import preset_of
 from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.ms_swift.megatron_commands import parse_megatron
 from planner.trainers.reading import fine_tuning
@@ -106,7 +107,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     noted += _of_plugins(given)
     length = given.number("packing_length") if given.flag("packing") else None
     return fine_tuning.reading(FineTuning(
-        given=given, trainer="ms-swift", model=given.label("model", "model_id_or_path"),
+        given=given, trainer="ms-swift", model=_model(given, old),
         micro_batch_size=micro, accumulation=steps, batch=16,
         sequence_length=length or given.number("max_length", 2048 if old else None),
         precision=precision, half_weights=dtype != "float32",
@@ -154,6 +155,17 @@ def _require_modelled(given: Settings, mode: str) -> None:
 def _of_version_2(given: Settings) -> bool:
     """Whether it is swift 1 or 2, with other defaults: by its words, or by the version that the project pins."""
     return any(given.data.get(one) is not None for one in SECOND) or newer(given.path, "ms-swift", (3,)) is False
+
+
+def _model(given: Settings, old: bool) -> str:
+    """What names the model: in swift 1 and 2 its type too, qwen2-0_5b-instruct, where the path says none that is known."""
+    named, kind = given.label("model", "model_id_or_path"), given.get("model_type")
+    if not old or not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,100}", kind) or preset_of(named):
+        return named
+    if beside(given.path, f"{named}/config.json") is not None:
+        return named
+    called = re.sub(r"(?<=\d)_(?=\d)", ".", kind).replace("1half", "1.5")
+    return called if preset_of(called) or not named else named
 
 
 def _rank(given: Settings) -> int:

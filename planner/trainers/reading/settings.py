@@ -217,7 +217,7 @@ def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".
     if len(name) > 500 or "\0" in name:
         return None
     folder = path.resolve().parent
-    above = (folder, *list(folder.parents)[:6])
+    above = (folder, *list(folder.parents)[:8])
     rooted = asked.is_absolute() or name.startswith("~")
     ends = [Path(*asked.parts[one:]) for one in range(1, len(asked.parts) - 1)] if rooted else [asked]
     places = [*([asked] if rooted else ()), *(one / end for end in ends for one in above)]

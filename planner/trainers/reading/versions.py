@@ -64,3 +64,20 @@ def newer(path: Path, package: str, version: tuple[int, ...]) -> bool | None:
     if low >= version:
         return True
     return False if high and high < version else None
+
+
+BESIDE = ("*.sh", "*.py", "*.y*ml", "Dockerfile*", "README.md")
+"""Where the version of an image stands, or a comment names one: files in the folder of a script."""
+
+
+def named_version(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(lowest, highest) version of a package that the project pins, or that the file or one in its folder names, as the tag of an
+    image does; None = none is named."""
+    if (found := pinned(path, package)) is not None:
+        return found
+    name = re.escape(package).replace(r"\-", "[-_]?")
+    expression = rf"(?i)(?<![a-z]){name}[`\"')|]*(?:\s?[|:=@_ -]{{1,3}}\s?)?v?(\d{{1,2}}(?:\.\d{{1,3}}){{1,2}})(?![\w.]*\d)"
+    files = [path, *(file for one in BESIDE for file in sorted(path.resolve().parent.glob(one))[:8])]
+    texts = (read_text(one) for one in files if library.is_file(one) and one.stat().st_size <= LARGEST)
+    named = [tuple(map(int, number.split("."))) for text in texts for number in re.findall(expression, text)]
+    return (min(named), max(named)) if named else None

@@ -24,6 +24,15 @@ ANY_MODEL = r"hf\w*|hugging_?face\w*|transformers\w*|auto\w*"
 """Families that build whatever model their assets name."""
 
 
+USUAL_FLAVOR = "debugmodel (the default, for model.flavor is not said)"
+"""What a table without a flavour builds.  [config_manager.py, Model]"""
+
+
+def builds_by_flavor(name: str) -> bool:
+    """Whether a family builds the layers of its flavour, not those of the model that its assets are of."""
+    return re.fullmatch(ANY_MODEL, name.lower()) is None
+
+
 def _fits(name: str, preset: str) -> bool:
     """Whether a family may be that of the model after which its assets are named: assets are a tokenizer, of other layers too."""
     family = re.sub(r"[^a-z0-9]", "", name.lower())

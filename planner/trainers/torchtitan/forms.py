@@ -16,7 +16,7 @@ from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
-from planner.trainers.torchtitan.flavors import model_named
+from planner.trainers.torchtitan.flavors import USUAL_FLAVOR, builds_by_flavor, model_named
 from planner.trainers.torchtitan.own_registry import own_loss, own_model
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
@@ -29,6 +29,7 @@ from planner.trainers.torchtitan.own_words import (
     require_states,
 )
 from planner.trainers.torchtitan.python_modules import BETWEEN, Sections, between, mode_of, of_module
+from planner.trainers.torchtitan.python_tables import holds_tables, tables_of
 
 TRAINS = r"torchtitan\S*train\b"
 """torchtitan's program, as a module or a file."""
@@ -37,10 +38,14 @@ SECTIONS = (
     "debug",
 )  # fmt: skip
 """Sections that decide a plan."""
-PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
+PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed", "eval_", "val_")
 """Keys of them that do not, where a script leaves them open."""
 STATE_TYPE = r"(optim(izer)?_)?states?_dtype"
 """The type of optimizer states, by its name in forks."""
+OLD_FLOAT8 = (
+    "enable_float8_linear is no word of the version that has [parallelism] or model.converters: it drops it, and no layer is in "
+    "float8 without a converter"
+)
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
     "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches", "enable_async_tensor_parallel",
@@ -54,7 +59,11 @@ _OLD_PARALLEL = (
 def sections(path: Path, text: str, given: Given) -> Sections:
     """The sections of a file of any form. Raises PlannerError."""
     if path.suffix == ".py":
-        return of_module(path, text, given)
+        tree = library.parse_python(text, str(path))
+        if not holds_tables(tree):
+            return of_module(path, text, given)
+        found = tables(path, tables_of(path, tree, given, PATHS))
+        return {**found, "other": {**found["other"], "toml": True}}
     if path.suffix == ".toml":
         data = library.parse_toml(text, str(path))
         for name in given.settings:  # sections that the file leaves out
@@ -141,8 +150,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     model = _table(data, "model")
     names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
-    other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
-    other["called"] = " ".join(str(model[one]) for one in ("name", "flavor") if model.get(one))
+    family, flavor = (str(model.get(one) or "") for one in ("name", "flavor"))
+    usual = not flavor and builds_by_flavor(family)  # whatever its tokenizer is of
+    other["model"] = "" if usual else model_named([str(one) for one in names if one], family, flavor)
+    other["called"] = f"{family} {USUAL_FLAVOR}".strip() if usual else f"{family} {flavor}".strip()
     if not other["model"]:
         other["spec"], taken = own_model(path, str(model.get("name", "")), str(model.get("flavor", "")))
         notes += [taken] * bool(taken)
@@ -186,6 +197,10 @@ def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any]
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
     old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
+    if old and ("parallelism" in data or "converters" in model):  # a month after converters took its place, in 2025-02
+        old = False
+        if not converters:
+            notes.append(OLD_FLOAT8)
     low = require_converters(path, converters, {one: _table(data, one) for one in ("float8", "mx", "quantize")})
     notes += [one for one in low if one not in notes]
     quantised = {**_table(_table(data, "quantize"), "dense"), **_table(_table(data, "quantize"), "linear")}
@@ -306,11 +321,16 @@ def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
 
 
 def _file(path: Path, name: str, given: Given) -> dict[str, Any]:
-    """The TOML that a command names; folders in front of it may be unknown. Raises OpenQuestionsError where it is not there."""
+    """The TOML or module of dictionaries that a command names; folders in front of it may be unknown. Asks where there is none."""
     called, name = name, given.setting(CONFIG_FILE) or name
     name = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
-    file = beside(path, name, (".toml",))
+    file = beside(path, name, (".toml", ".py"))
     if file is None:
         ask(str(path), [Question(name=CONFIG_FILE, about=f"it names {shown(called)}, which is not there", choices=("FILE",))])
-    return library.parse_toml(read_text(file), str(file))
+    if file.suffix != ".py":
+        return library.parse_toml(read_text(file), str(file))
+    tree = library.parse_python(read_text(file), str(file))
+    if not holds_tables(tree):
+        raise PlannerError(f"{path}: it names {shown(called)}, which has no sections of torchtitan as dictionaries")
+    return tables_of(file, tree, given, PATHS)
 

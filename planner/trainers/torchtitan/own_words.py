@@ -100,6 +100,14 @@ def of_its_kind(name: str) -> list[Question]:
     return [Question(name="optimizer.name", about=about, choices=("AdamW",))]
 
 
+def of_muon(other: Mapping[str, Any]) -> tuple[Question, ...]:
+    """What is asked where a table names Muon, which prices of torchtitan do not have."""
+    if not other.get("toml") or not re.fullmatch("(?i)(dist)?muon", str(other.get("optimizer"))):
+        return ()
+    about = "it is Muon, one state a weight of matrices, which torchtitan's prices do not have; AdamW holds two"
+    return (Question(name="optimizer.name", about=about, choices=("AdamW",)),)
+
+
 def of_replicas(data: Mapping[str, Any]) -> list[str]:
     """A note on replicas that train apart and are synchronised by torchft."""
     part = data.get("fault_tolerance")

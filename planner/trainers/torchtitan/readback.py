@@ -18,7 +18,7 @@ from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
-from planner.trainers.torchtitan.own_words import notes_of, of_its_kind
+from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.python_parts import NO_CHUNKS
 from planner.trainers.torchtitan.stages import pipeline
@@ -56,6 +56,8 @@ DECIDES = re.compile(
     r"|ulysses|context_parallel_(type|impl)|tp2ep"
 )
 """Words of a fork's own keys of these sections that decide memory, precision or degrees."""
+OF_EVALUATION = re.compile(r"\w+\.(e?val|validation|evaluation)_")
+"""Keys that are about no step of the training."""
 
 
 def read(path: Path, said: Given | None = None) -> Reading:
@@ -101,7 +103,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     _require_language_model(path, unread)
     in_chunks = [NO_CHUNKS for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)][:1]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
-    if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training)]:
+    if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
         raise not_priced(str(path), wrong, wrong)
 
     def degree(key: str) -> int:
@@ -149,7 +151,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
-        architecture=_ahead(other, spec), expert_imbalance=loads,
+        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other),
         notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *in_chunks),
     )  # fmt: skip
 

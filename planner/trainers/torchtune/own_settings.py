@@ -7,6 +7,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
     r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
@@ -59,14 +60,35 @@ def loss_option(given: Settings) -> dict[str, str]:
     return {}
 
 
-def compiles(given: Settings) -> bool:
-    """Whether the model is compiled: yes or no, or a section that says it part by part."""
+def compile_option(given: Settings, adapters: bool) -> dict[str, str]:
+    """What is compiled: yes or no, or a section that says it part by part; up to 0.2 the model alone."""
+    loss = True
     if isinstance(given.data.get("compile"), dict):
         part = given.section("compile")
-        for one in ("loss", "optimizer_step", "scale_grads"):
+        for one in ("optimizer_step", "scale_grads"):
             part.get(one)
-        return part.flag("model", True)
-    return given.flag("compile")
+        model, loss = part.flag("model", True), part.flag("loss", True)
+    else:
+        model = given.flag("compile")
+    if not model:
+        return {}
+    return {"compile": "on" if loss and _compiles_the_loss(given, adapters) else "model"}
+
+
+def _compiles_the_loss(given: Settings, adapters: bool) -> bool:
+    """Whether the recipes around a file, or the version that its project pins, compile the loss with the model: from 0.3 on.
+    [training/_compile.py, compile_loss]"""
+    kind = "lora" if adapters else "full"
+    names = (f"recipes/{kind}_finetune_{one}.py" for one in ("single_device", "distributed"))
+    files = [file for name in names if (file := beside(given.path, name, (".py",))) is not None]
+    texts = [text for file in files if "compile" in (text := read_text(file))]
+    if texts:
+        return any(OF_THE_LOSS.search(text) for text in texts)
+    return newer(given.path, "torchtune", (0, 3)) is not False
+
+
+OF_THE_LOSS = re.compile(r"compile_loss|loss\w*\s*=\s*torch\.compile|loss\w*\.compile\(|torch\.compile\(\s*(self\.)?_?loss")
+"""How recipes compile a loss."""
 
 
 def require_allowed(given: Settings, single: bool, adapters: bool) -> None:

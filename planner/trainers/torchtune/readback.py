@@ -262,7 +262,7 @@ def _targets(part: Settings) -> str:
 
 
 def _trainer(given: Settings, part: Settings, adapters: bool, pairs: bool) -> str:
-    options = {**({"compile": "on"} if own.compiles(given) else {}), **own.loss_option(given)}
+    options = {**own.compile_option(given, adapters), **own.loss_option(given)}
     if pairs:  # log probabilities of whole logits, whatever loss is named
         options["loss"] = "kept"
     if adapters and part.above_zero("lora_dropout"):
