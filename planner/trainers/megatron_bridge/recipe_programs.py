@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.megatron_bridge.recipes import Recipes
+from planner.trainers.megatron_bridge.recipes import PARTS, Recipes
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question
 from planner.trainers.reading.python_text import is_main, last_name, option_names
@@ -59,6 +59,13 @@ class Program(WithModules):
             for one in [one for one in self.functions.values() if one.name not in self._ran]:
                 self._block(one.body)
         self._take_words()
+        return {"model.hf": "", **self.found} if self.found else {}
+
+    def of_function(self, name: str) -> dict[str, Any]:
+        """Settings of the configuration that one function of a module gives, whatever takes it."""
+        self._block(one for one in self.tree.body if not is_main(one))
+        self._inlined.append(name)
+        self._block(self.functions[name].body)
         return {"model.hf": "", **self.found} if self.found else {}
 
     def notes(self) -> tuple[str, ...]:
@@ -132,13 +139,25 @@ class Program(WithModules):
             held = self.value(over)
             rounds = held if isinstance(held, list) else None
         names = [one.id for one in getattr(node.target, "elts", [node.target]) if isinstance(one, ast.Name)]
-        for one in rounds[:MOST_ROUNDS] if rounds is not None and names else [None]:
+        parts = [self._part(one) for one in getattr(over, "elts", ())] if len(names) == 1 else []
+        parts = [] if None in parts else parts  # for part in (cfg.model, getattr(cfg, "comm_overlap", None))
+        for i, one in enumerate(rounds[:MOST_ROUNDS] if rounds is not None and names else [None]):
+            part = parts[i] if i < len(parts) else None
             values: list[Any] = one if len(names) > 1 and isinstance(one, list) else [one]
             before = dict(self.bound)
-            if rounds is not None and len(values) == len(names):
+            if part is not None:
+                self.recipes.constants[names[0]] = part
+            elif rounds is not None and len(values) == len(names):
                 self.bound |= dict(zip(names, values, strict=True))
             self._block(node.body)
             self.bound = before
+
+    def _part(self, node: ast.expr) -> ast.expr | None:
+        """A section of the configuration, also as getattr(cfg, "comm_overlap", None); None = no such section."""
+        if isinstance(node, ast.Call) and last_name(node.func) == "getattr" and len(node.args) > 1:
+            name = self._sure(node.args[1])
+            node = ast.Attribute(node.args[0], name, ast.Load()) if isinstance(name, str) else node
+        return node if self.recipes.place_of(node) in PARTS else None
 
     def _if(self, node: ast.If) -> bool:
         test = True if is_main(node) else self._test(node.test)
@@ -181,6 +200,11 @@ class Program(WithModules):
                     self.recipes.bind(self.inlines[own], call)
                     self._block(self.inlines[own].body)
                     self._inlined.pop()
+            if last == "apply_flex_dispatcher_backend" and len(call.args) > 1 and last not in self.functions:
+                backend = self._filled(call.args[1])
+                for field, value in (("token_dispatcher_type", ast.Constant("flex")), ("flex_dispatcher_backend", backend)):
+                    place: ast.expr = ast.Attribute(call.args[0], f"moe_{field}", ast.Store())
+                    self.recipes.step(ast.Assign([place], value, lineno=call.lineno), self.found)
             if LOADS.fullmatch(name) and call.args and name not in self.functions:
                 self._take_file(call.args[0])
             if LAYS_OVER.fullmatch(last) and last not in self.functions:

@@ -152,7 +152,12 @@ class Recipes:
         self.constants: dict[str, ast.expr] = {}
 
     def step(self, node: ast.stmt, found: dict[str, Any]) -> None:
-        """Adds to ``found`` what a statement leaves."""
+        """Adds to ``found`` what a statement leaves; what is set under conditions and in loops is asked for."""
+        if isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.With | ast.Match):
+            for one in (one for one in ast.walk(node) if isinstance(one, ast.Assign)):
+                place = self.place_of(one.targets[0]) if isinstance(one.targets[0], ast.Attribute) else None
+                if place in DECISIVE and place is not None and _value(one.value, self.constants, place) != found.get(place):
+                    found[place] = gap([place])
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
             started = self._of_call(node.value)
             found |= {**started, **found}

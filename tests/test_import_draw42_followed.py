@@ -1,0 +1,83 @@
+"""What stands under conditions, in loops and in functions that nothing calls, in configurations written in Python."""
+
+from pathlib import Path
+
+from import_files import asked_for, written
+
+from planner.trainers.reading import read
+from planner.trainers.reading.given import Given
+
+BRIDGE = '''
+import os
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _sft_common
+
+def _number(name, usual):
+    """A variable of the environment."""
+    return int(os.environ.get(name, str(usual)))
+
+def my_sft_config():
+    overlap = os.environ.get("OVERLAP", "on").lower() == "on"
+    pp = _number("STAGES", 4)
+    cfg = _sft_common()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-30B-A3B").to_megatron_provider(load_weights=False)
+    part = cfg.model
+    cfg.model.seq_length = 4096
+    cfg.dataset.seq_length = 4096
+    part.tensor_model_parallel_size = _number("TENSORS", 2)
+    part.pipeline_model_parallel_size = pp
+    part.expert_model_parallel_size = 4
+    cfg.train.global_batch_size = _number("BATCH", 64)
+    cfg.train.micro_batch_size = 1
+    for one in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        if hasattr(part, one):
+            setattr(part, one, False)
+    if overlap and pp > 1:
+        part.virtual_pipeline_model_parallel_size = 3
+        part.recompute_granularity = None
+    else:
+        part.recompute_granularity = "full"
+        part.recompute_method = "uniform"
+        part.recompute_num_layers = 1
+    for one in (getattr(cfg, "comm_overlap", None), part):
+        if one is not None:
+            one.overlap_moe_expert_parallel_comm = overlap
+    apply_flex_dispatcher_backend(cfg.model, "deepep")
+    return cfg
+'''
+
+
+def test_a_recipe_of_megatron_bridge_is_followed_through_conditions_and_loops(tmp_path: Path) -> None:
+    found = read(written(tmp_path, BRIDGE, "my_sft.py"), "megatron-bridge", Given(num_gpus=16))
+    assert [found.fields[one] for one in ("tp", "pp", "vpp", "ep", "num_microbatches")] == [2, 4, 3, 4, 32]
+    assert found.fields["recompute"] == 0
+    assert "deepep" in found.trainer
+
+
+def test_a_variable_that_is_said_takes_the_other_branch(tmp_path: Path) -> None:
+    said = Given(num_gpus=16, settings={"OVERLAP": "off", "STAGES": "2"})
+    found = read(written(tmp_path, BRIDGE, "my_sft.py"), "megatron-bridge", said)
+    assert found.fields["pp"] == 2
+    assert found.fields.get("vpp", 1) == 1
+    assert found.fields["recompute"] > 0
+
+
+def test_what_hangs_on_a_condition_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    text = BRIDGE.replace("if overlap and pp > 1:", "if torch.cuda.get_device_properties(0).major > 9:")
+    asked = asked_for(read(written(tmp_path, text, "my_sft.py"), "megatron-bridge", Given(num_gpus=16)))
+    assert "model.virtual_pipeline_model_parallel_size" in asked
+    assert "model.recompute_granularity" in asked
+
+
+def test_what_a_program_changes_behind_its_own_recipe_counts(tmp_path: Path) -> None:
+    text = BRIDGE + """
+def main():
+    cfg = my_sft_config()
+    cfg.train.micro_batch_size = 2
+    finetune(config=cfg, forward_step_func=step)
+
+if __name__ == "__main__":
+    main()
+"""
+    found = read(written(tmp_path, text, "my_sft.py"), "megatron-bridge", Given(num_gpus=16))
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (2, 16)
