@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from import_files import asked_for, written
 
+from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.given import Given
 
@@ -81,3 +83,53 @@ if __name__ == "__main__":
 """
     found = read(written(tmp_path, text, "my_sft.py"), "megatron-bridge", Given(num_gpus=16))
     assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (2, 16)
+
+
+NEMO = """
+import argparse
+import nemo_run as run
+from nemo.collections import llm
+
+def other(gpus):
+    return run.Partial(
+        llm.finetune, model=run.Config(llm.HFAutoModelForCausalLM, model_name="google/gemma-2-2b-it"),
+        trainer=run.Config(Trainer, devices=gpus, strategy="ddp", accumulate_grad_batches=10),
+        data=run.Config(llm.MockDataModule, seq_length=512, micro_batch_size=4, global_batch_size=512),
+    )
+
+def recipe(args):
+    kind = getattr(llm, args.kind)
+    found = kind.finetune_recipe(name="a", num_nodes=1, num_gpus_per_node=8, peft_scheme=None)
+    found.data = run.Config(llm.SquadDataModule, seq_length=4096, micro_batch_size=1, global_batch_size=64)
+    return found
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", default="llama3_8b")
+    args = parser.parse_args()
+    run.run(recipe(args))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_functions_of_a_nemo_program_that_nothing_calls_do_not_count(tmp_path: Path) -> None:
+    found = read(written(tmp_path, NEMO, "train.py"), "nemo", Given())
+    assert found.model is not None and found.model.name == "llama-3-8b"
+    assert (found.sequence_length, found.global_batch_size, found.fields["micro_batch_size"]) == (4096, 64, 1)
+    assert any("recipe llama3_8b" in one for one in found.notes)
+
+
+def test_a_recipe_of_nemo_that_an_option_names(tmp_path: Path) -> None:
+    path = written(tmp_path, NEMO.replace('default="llama3_8b"', "required=True"), "train.py")
+    with pytest.raises(PlannerError, match="--set kind="):
+        read(path, "nemo", Given())
+    found = read(path, "nemo", Given(settings={"kind": "llama3_70b"}))
+    assert found.model is not None and found.model.name == "llama-3-70b"
+
+
+def test_a_model_of_transformers_in_nemo_is_refused_by_its_class(tmp_path: Path) -> None:
+    path = written(tmp_path, NEMO.replace("run.run(recipe(args))", "run.run(other(8))"), "train.py")
+    with pytest.raises(PlannerError, match="HFAutoModelForCausalLM is a model of transformers under a strategy of Lightning"):
+        read(path, "nemo", Given())
