@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from import_files import asked_for, written
+from import_files import NEMO_RL, asked_for, written
 
 from planner.errors import PlannerError
+from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.given import Given
 
@@ -133,3 +134,27 @@ def test_a_model_of_transformers_in_nemo_is_refused_by_its_class(tmp_path: Path)
     path = written(tmp_path, NEMO.replace("run.run(recipe(args))", "run.run(other(8))"), "train.py")
     with pytest.raises(PlannerError, match="HFAutoModelForCausalLM is a model of transformers under a strategy of Lightning"):
         read(path, "nemo", Given())
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "sentence"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", Recompute.NONE, "the plan recomputes nothing: memory comes out too high"),
+        ("nvidia/Nemotron-H-8B-Base-8K", Recompute.FULL, "blocks of attention keep all that they compute"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", Recompute.FULL, "whose linear attention is not called self_attn"),
+        ("mistralai/Mixtral-8x7B-v0.1", Recompute.FULL, "experts in a module that is not called mlp"),
+        ("Qwen/Qwen3-8B", Recompute.FULL, "four inputs of a layer are kept and the plan has one"),
+    ],
+)  # fmt: skip
+def test_what_automodel_recomputes_goes_by_the_kind_of_layers(tmp_path: Path, name: str, recompute: int, sentence: str) -> None:
+    rl = NEMO_RL.replace("Qwen/Qwen3-8B", name) + "  dtensor_cfg: {_v2: true, enabled: true, activation_checkpointing: true}\n"
+    own = f"""recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {{global_batch_size: 64, local_batch_size: 1}}
+model: {{_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: {name}}}
+packed_sequence: {{packed_sequence_size: 4096}}
+distributed: {{strategy: fsdp2, activation_checkpointing: true}}
+"""
+    for text in (rl, own):
+        found = read(written(tmp_path, text), None, Given(num_gpus=8))
+        assert found.fields["recompute"] == recompute
+        assert sentence in " ".join(found.notes)
