@@ -158,3 +158,39 @@ distributed: {{strategy: fsdp2, activation_checkpointing: true}}
         found = read(written(tmp_path, text), None, Given(num_gpus=8))
         assert found.fields["recompute"] == recompute
         assert sentence in " ".join(found.notes)
+
+
+def test_the_buckets_of_torchs_data_parallelism_are_said(tmp_path: Path) -> None:
+    words = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --fp16 "
+    words += "--micro-batch-size 4 --global-batch-size 64 --vocab-size 50257 --checkpoint-activations"
+    for kind, says in (("torch", True), ("local", False)):
+        text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --DDP-impl {kind}\n"
+        found = read(written(tmp_path, text, "train.sh"), None, Given())
+        assert ("a second copy of the gradients in their type" in " ".join(found.notes)) is says
+        assert ("DDP_impl" in found.noise) is not says
+
+
+VERL = """
+PYTHONPATH=src torchrun --nproc_per_node=4 -m mine.my_sft_trainer data.train_files=a.parquet data.train_batch_size=32 \\
+    data.micro_batch_size_per_gpu=2 data.max_length=4096 model.partial_pretrain=Qwen/Qwen2.5-1.5B \\
+    model.enable_gradient_checkpointing=True trainer.total_epochs=1 +check.samples=10
+"""
+SUBCLASS = """
+from verl.trainer.fsdp_sft_trainer import FSDPSFTTrainer
+
+class Mine(FSDPSFTTrainer):
+    def fit(self):
+        pass
+"""
+
+
+def test_a_subclass_of_verls_sft_trainer_is_read_as_that(tmp_path: Path) -> None:
+    path = written(tmp_path / "scripts" / "run", VERL, "sft.sh")
+    file = written(tmp_path / "src" / "mine", SUBCLASS, "my_sft_trainer.py")
+    found = read(path, None, Given())
+    assert (found.num_gpus, found.sequence_length, found.global_batch_size) == (4, 4096, 32)
+    assert [found.fields[one] for one in ("micro_batch_size", "num_microbatches", "zero")] == [2, 4, 3]
+    assert "a subclass of verl's FSDPSFTTrainer, with fit of its own" in " ".join(found.notes)
+    file.write_text(SUBCLASS.replace("(FSDPSFTTrainer)", ""))
+    with pytest.raises(PlannerError, match="no program of verl"):
+        read(path, "verl", Given())
