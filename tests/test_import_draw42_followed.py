@@ -30,6 +30,7 @@ def my_sft_config():
     part.tensor_model_parallel_size = _number("TENSORS", 2)
     part.pipeline_model_parallel_size = pp
     part.expert_model_parallel_size = 4
+    part.expert_tensor_parallel_size = 1
     cfg.train.global_batch_size = _number("BATCH", 64)
     cfg.train.micro_batch_size = 1
     for one in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
@@ -43,8 +44,9 @@ def my_sft_config():
         part.recompute_method = "uniform"
         part.recompute_num_layers = 1
     for one in (getattr(cfg, "comm_overlap", None), part):
-        if one is not None:
-            one.overlap_moe_expert_parallel_comm = overlap
+        if one is None:
+            continue
+        one.overlap_moe_expert_parallel_comm = overlap
     apply_flex_dispatcher_backend(cfg.model, "deepep")
     return cfg
 '''
@@ -54,7 +56,9 @@ def test_a_recipe_of_megatron_bridge_is_followed_through_conditions_and_loops(tm
     found = read(written(tmp_path, BRIDGE, "my_sft.py"), "megatron-bridge", Given(num_gpus=16))
     assert [found.fields[one] for one in ("tp", "pp", "vpp", "ep", "num_microbatches")] == [2, 4, 3, 4, 32]
     assert found.fields["recompute"] == 0
-    assert "deepep" in found.trainer
+    assert "expert_dispatch=deepep+expert_overlap=on" in found.trainer
+    assert asked_for(found) == []
+    assert "variables of the environment at their defaults: OVERLAP, STAGES, TENSORS, BATCH" in found.notes
 
 
 def test_a_variable_that_is_said_takes_the_other_branch(tmp_path: Path) -> None:
@@ -70,6 +74,27 @@ def test_what_hangs_on_a_condition_that_is_not_known_is_asked_for(tmp_path: Path
     asked = asked_for(read(written(tmp_path, text, "my_sft.py"), "megatron-bridge", Given(num_gpus=16)))
     assert "model.virtual_pipeline_model_parallel_size" in asked
     assert "model.recompute_granularity" in asked
+
+
+def test_a_precision_that_is_not_known_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    text = BRIDGE.replace("my_sft_config()", "my_sft_config(kind)")
+    text = text.replace("    return cfg", "    cfg.mixed_precision = get_mixed_precision_config(kind)\n    return cfg")
+    assert asked_for(read(written(tmp_path, text, "my_sft.py"), "megatron-bridge", Given(num_gpus=16))) == ["mixed_precision"]
+
+
+def test_what_a_module_beside_sets_under_conditions_is_asked_for(tmp_path: Path) -> None:
+    written(tmp_path, """
+from megatron.bridge.recipes.qwen import qwen3_8b_sft_config
+
+def base_config():
+    cfg = qwen3_8b_sft_config()
+    if small():
+        cfg.train.micro_batch_size = 4
+    return cfg
+""", "shared.py")
+    path = written(tmp_path, "import shared\nfrom . import shared\ncfg = shared.base_config()\nfinetune(cfg, step)\n", "train.py")
+    found = read(path, "megatron-bridge", Given(num_gpus=16))
+    assert "train.micro_batch_size" in asked_for(found)
 
 
 def test_what_a_program_changes_behind_its_own_recipe_counts(tmp_path: Path) -> None:

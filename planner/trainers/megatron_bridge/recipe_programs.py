@@ -22,8 +22,12 @@ MOST_INLINED, MOST_ROUNDS = 8, 64
 LAYS_OVER = re.compile(r"\w*overrides?|from_dotlist|from_cli|merge_with_dotlist")
 """Functions that lay the words of a command over a configuration."""
 LOADS = re.compile(r"OmegaConf\.load|yaml\.(safe_|full_)?load|\w*load_(yaml|config|overrides)\w*")
+LAYOUT = "model.pipeline_model_parallel_layout"
+SETS_LAYOUT = re.compile(r"set_\w*pipeline_model_parallel_layout")
+"""Functions that spread layers over the stages that are said, as evenly as they go.  [recipes/deepseek/deepseek_v3.py]"""
 THERE = ("exists", "isfile", "is_file", "hasattr")
 """Questions about files and fields that a run answers with yes."""
+BUILT_IN: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
 ENDINGS = (".yaml", ".yml")
 Recipe = Mapping[str, Mapping[str, Any]]
 _OPEN = object()
@@ -44,6 +48,7 @@ class Program(WithModules):
         self.given: list[str] = []
         self.bound: dict[str, Any] = {}  # what loops give their names
         self.dynamic: list[int] = []  # lines that set fields by names that are not known
+        self.environment: list[str] = []  # what is read of it
         self._ran: set[str] = set()
         made = {f"{one.name}.__init__": inner for one in ast.walk(self.tree) if isinstance(one, ast.ClassDef)
                 for inner in one.body if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"}  # fmt: skip
@@ -73,10 +78,12 @@ class Program(WithModules):
         names = [one for one in dict.fromkeys(self.defaults) if one in self._options]
         usual = f"options of {self.path.name} at their defaults: {', '.join(names)}"
         read_here = {*self.names_used(), *self._options}
+        variables = [one for one in dict.fromkeys(self.environment) if self.said.setting(one) is None]
+        outside = f"variables of the environment at their defaults: {', '.join(variables[:20])}"
         foreign = [f"--{one}" for one in self.given if not any(known.startswith(one) for known in read_here)]
         strange = f"options of the command that {self.path.name} does not have: {', '.join(foreign)}"
         unseen = f"fields that line {self.dynamic[0] if self.dynamic else 0} sets by names that its text does not tell are not read"
-        return (*[usual] * bool(names), *[strange] * bool(foreign), *[unseen] * bool(self.dynamic))
+        return (*[usual] * bool(names), *[outside] * bool(variables), *[strange] * bool(foreign), *[unseen] * bool(self.dynamic))
 
     def _options_as_settings(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Options of a command by the names under which the program has them: whole names, beginnings, switches."""
@@ -193,18 +200,20 @@ class Program(WithModules):
             given = [one.id for one in call.args if isinstance(one, ast.Name)] if last in ("Fire", "run", "main") else []
             method = last if isinstance(call.func, ast.Attribute) and last in self.methods else ""
             made = f"{name}.__init__" if name in self._classes else ""
+            layout = SETS_LAYOUT.fullmatch(last) is not None
+            self.found |= {LAYOUT: None} if layout else {}
             for own in [name, method, made, *given]:
-                if own in self.inlines and own not in self._inlined and len(self._inlined) < MOST_INLINED:
+                if not layout and own in self.inlines and own not in self._inlined and len(self._inlined) < MOST_INLINED:
                     self._inlined.append(own)
                     self._ran.add(own)
                     self.recipes.bind(self.inlines[own], call)
                     self._block(self.inlines[own].body)
                     self._inlined.pop()
-            if last == "apply_flex_dispatcher_backend" and len(call.args) > 1 and last not in self.functions:
-                backend = self._filled(call.args[1])
-                for field, value in (("token_dispatcher_type", ast.Constant("flex")), ("flex_dispatcher_backend", backend)):
+            backend = self._sure(call.args[1]) if last == "apply_flex_dispatcher_backend" and len(call.args) > 1 else None
+            if backend in ("deepep", "hybridep"):
+                for field, value in (("token_dispatcher_type", "flex"), ("flex_dispatcher_backend", backend)):
                     place: ast.expr = ast.Attribute(call.args[0], f"moe_{field}", ast.Store())
-                    self.recipes.step(ast.Assign([place], value, lineno=call.lineno), self.found)
+                    self.recipes.step(ast.Assign([place], ast.Constant(value), lineno=call.lineno), self.found)
             if LOADS.fullmatch(name) and call.args and name not in self.functions:
                 self._take_file(call.args[0])
             if LAYS_OVER.fullmatch(last) and last not in self.functions:
@@ -268,6 +277,9 @@ class Program(WithModules):
             return inner if inner is _OPEN else not inner
         if isinstance(node, ast.Call) and last_name(node.func) in THERE:
             return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and len(node.args) == 2:
+            value, kind = self._sure(node.args[0]), BUILT_IN.get(ast.unparse(node.args[1]))
+            return _OPEN if value is _OPEN or kind is None else isinstance(value, kind)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = self._sure(node.left), self._sure(node.comparators[0])
             if right is None and left is _OPEN and self._section(node.left):  # a section that every configuration has
@@ -302,6 +314,15 @@ class Program(WithModules):
             if CONFIG_FILE in self.user.settings:
                 raise
             return gap([CONFIG_FILE])  # the option of that name says a file that is not there
+
+    def _of_call(self, node: ast.Call) -> Any:
+        """The same, with the variables of the environment that have a default and decide a value."""
+        own = self.functions.get(last_name(node.func))
+        own_read = own is not None and python_text.read_of_environment(own) is not None
+        if len(node.args) > 1 and (own_read or python_text.of_environment(node, ast.unparse(node.func))):
+            name = self._value(node.args[0])
+            self.environment += [name] if isinstance(name, str) and re.fullmatch(r"[A-Z]\w*", name) else []
+        return super()._of_call(node)
 
     def _filled(self, node: Any) -> Any:
         """A statement or an expression with the values that are known in the places of what gives them."""
