@@ -37,6 +37,7 @@ BY_PARTS = (
     "6 bytes more for each token, layer and hidden unit"
 )
 """What activation checkpointing means in dense models.  [components/distributed/activation_checkpointing.py, parallelizer.py]"""
+KEEP = "keep all that they compute, which the plan has recomputed: memory comes out too low"
 LEAN = re.compile(r"(FusedLinear|Chunked)C(ross)?E\w*")
 """Losses that do not hold the logits of all tokens in fp32.  [components/loss]"""
 
@@ -59,8 +60,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     name = name or (given.get("model.config") if isinstance(given.get("model.config"), str) else None)
     model, notes = named_model(str(name), given.path) if name else (None, ())
     fields = _degrees(split, model, strategy)
-    if fields["recompute"] == Recompute.FULL and fields["ep"] == 1:
-        notes += (f"activation_checkpointing: {BY_PARTS}, unless a release of 2026 wraps whole layers of transformers",)
+    notes += by_parts("activation_checkpointing: ", fields, model, ", unless a release of 2026 wraps whole layers of transformers")
     if lean := LEAN.search(str(given.get("loss_fn._target_") or given.get("loss_fn.name") or "")):
         notes += (f"loss_fn {lean[0]}: the logits of all tokens, which it does not write, are in the plan",)
     batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
@@ -83,6 +83,26 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
         notes=(*notes, *(_beside(peft) if adapters else ())),
     )  # fmt: skip
+
+
+def by_parts(start: str, fields: dict[str, int], model: ModelSpec | None, end: str = "") -> tuple[str, ...]:
+    """A note on what activation checkpointing recomputes, which goes by the names and kinds of a model's modules; where most keep
+    what they compute, ``fields`` recompute nothing. Expert parallelism wraps whole layers.
+    [components/distributed/parallelizer.py: DefaultParallelizationStrategy, NemotronHParallelizationStrategy]"""
+    if fields["recompute"] != Recompute.FULL or fields["ep"] > 1:
+        return ()
+    if model is not None and model.linear is not None and model.linear.num_mlp_layers:  # its blocks are a mixer or an MLP
+        if not model.is_moe:
+            return (f"{start}blocks of Mamba and MLP are recomputed as a whole; blocks of attention {KEEP}",)
+        fields["recompute"] = int(Recompute.NONE)
+        what = "blocks of Mamba alone are recomputed, those of experts and attention keep all that they compute"
+        return (f"{start}{what}; the plan recomputes nothing: memory comes out too high by what Mamba keeps, time too low",)
+    other = ""
+    if model is not None and model.linear is not None:
+        other = f"; layers whose linear attention is not called self_attn (linear_attn, mamba, mixer) {KEEP}"
+    elif model is not None and model.is_moe:
+        other = f"; experts in a module that is not called mlp (block_sparse_moe, feed_forward) {KEEP}"
+    return (f"{start}{BY_PARTS}{end}{other}",)
 
 
 def _frozen(given: Settings) -> str:

@@ -55,6 +55,11 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
         )
     if found.get("no_bias_swiglu_fusion") and model.gated and found.get("recompute_granularity") != "full":
         found.notes.append("--no-bias-swiglu-fusion: priced with the fused one; torch's keeps 2 bytes more per value of the MLP")
+    if found.get("DDP_impl") == "torch" and not found.get("deepspeed"):
+        found.notes.append(
+            f"{found.spelled('DDP_impl')}: torch's DistributedDataParallel keeps buckets, a second copy of the gradients in their "
+            "type, which the plan does not have: memory comes out too low by up to 2 bytes a parameter of 16 bits"
+        )
     _note_masks(found)
     return spelled
 

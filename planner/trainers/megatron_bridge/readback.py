@@ -29,6 +29,7 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.programs import own_programs, program_file
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.shell import is_open, shown_text
 from planner.trainers.reading.values import read_text
@@ -42,6 +43,10 @@ BY_NAME = r"\S*run_recipe\.py"
 """The program of Megatron-Bridge that starts a recipe by its name."""
 TRAINS = ("pretrain", "finetune", "train", "ConfigContainer", "TrainingConfig")
 """What a program uses that trains."""
+STARTS = ("pretrain", "finetune")
+"""Functions of Megatron-Bridge that train."""
+FOLLOWED = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
+"""Statements for which a recipe is followed as a program is."""
 PUBLISHED = ("the recipe is as Megatron-Bridge of 2026-11 publishes it",)
 
 def read(path: Path, said: Given) -> Reading:
@@ -204,9 +209,30 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
             raise PlannerError(f"{path}: it starts no training (pretrain, finetune) and takes none of the recipes")
         settings = _unset(program, known) | program.started({}, {})
         return settings, (*program.notes(), *(older or PUBLISHED * bool(imported(tree))))
+    function = functions(tree)[asked or recipes[0]]
+    called = {last_name(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+    starts = len(recipes) == 1 and function.name in called and bool(called & {*STARTS})
+    if starts or any(isinstance(one, FOLLOWED) for one in ast.walk(function)):
+        return _of_function(path, tree, "" if starts else function.name, said, known)
     known, older = recipe_releases.chosen(said, (path,), lambda _, started: settings_of(
         tree, asked or recipes[0], with_modules_beside(path, tree, started)))  # fmt: skip
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known)), older
+
+
+def _of_function(path: Path, tree: ast.Module, name: str, said: Given, known: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A recipe with conditions or loops, or '' for one that its file trains with: followed like a program."""
+
+    def program(one: Given, recipes: Any) -> Program:
+        beside = with_modules_beside(path, tree, recipes)
+        return Program(path, one, known_to(tree, _with_one_like_it(path, tree, one, beside)), _merged)
+
+    def settled(followed: Program) -> dict[str, Any]:
+        return followed.of_function(name) if name else followed.started({}, {})
+
+    known, older = recipe_releases.chosen(said, (path,), lambda one, recipes: settled(program(one, recipes)))
+    followed = program(said, known)
+    settings = settled(followed)
+    return _unset(followed, known) | settings, (*followed.notes(), *(older or PUBLISHED * bool(imported(tree))))
 
 
 def _unset(program: Program, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.megatron_bridge.recipes import Recipes
+from planner.trainers.megatron_bridge.recipes import PARTS, Recipes
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question
 from planner.trainers.reading.python_text import is_main, last_name, option_names
@@ -22,8 +22,12 @@ MOST_INLINED, MOST_ROUNDS = 8, 64
 LAYS_OVER = re.compile(r"\w*overrides?|from_dotlist|from_cli|merge_with_dotlist")
 """Functions that lay the words of a command over a configuration."""
 LOADS = re.compile(r"OmegaConf\.load|yaml\.(safe_|full_)?load|\w*load_(yaml|config|overrides)\w*")
+LAYOUT = "model.pipeline_model_parallel_layout"
+SETS_LAYOUT = re.compile(r"set_\w*pipeline_model_parallel_layout")
+"""Functions that spread layers over the stages that are said, as evenly as they go.  [recipes/deepseek/deepseek_v3.py]"""
 THERE = ("exists", "isfile", "is_file", "hasattr")
 """Questions about files and fields that a run answers with yes."""
+BUILT_IN: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
 ENDINGS = (".yaml", ".yml")
 Recipe = Mapping[str, Mapping[str, Any]]
 _OPEN = object()
@@ -44,6 +48,7 @@ class Program(WithModules):
         self.given: list[str] = []
         self.bound: dict[str, Any] = {}  # what loops give their names
         self.dynamic: list[int] = []  # lines that set fields by names that are not known
+        self.environment: list[str] = []  # what is read of it
         self._ran: set[str] = set()
         made = {f"{one.name}.__init__": inner for one in ast.walk(self.tree) if isinstance(one, ast.ClassDef)
                 for inner in one.body if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"}  # fmt: skip
@@ -61,15 +66,24 @@ class Program(WithModules):
         self._take_words()
         return {"model.hf": "", **self.found} if self.found else {}
 
+    def of_function(self, name: str) -> dict[str, Any]:
+        """Settings of the configuration that one function of a module gives, whatever takes it."""
+        self._block(one for one in self.tree.body if not is_main(one))
+        self._inlined.append(name)
+        self._block(self.functions[name].body)
+        return {"model.hf": "", **self.found} if self.found else {}
+
     def notes(self) -> tuple[str, ...]:
         """Which options were taken at their defaults."""
         names = [one for one in dict.fromkeys(self.defaults) if one in self._options]
         usual = f"options of {self.path.name} at their defaults: {', '.join(names)}"
         read_here = {*self.names_used(), *self._options}
+        variables = [one for one in dict.fromkeys(self.environment) if self.said.setting(one) is None]
+        outside = f"variables of the environment at their defaults: {', '.join(variables[:20])}"
         foreign = [f"--{one}" for one in self.given if not any(known.startswith(one) for known in read_here)]
         strange = f"options of the command that {self.path.name} does not have: {', '.join(foreign)}"
         unseen = f"fields that line {self.dynamic[0] if self.dynamic else 0} sets by names that its text does not tell are not read"
-        return (*[usual] * bool(names), *[strange] * bool(foreign), *[unseen] * bool(self.dynamic))
+        return (*[usual] * bool(names), *[outside] * bool(variables), *[strange] * bool(foreign), *[unseen] * bool(self.dynamic))
 
     def _options_as_settings(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Options of a command by the names under which the program has them: whole names, beginnings, switches."""
@@ -132,13 +146,25 @@ class Program(WithModules):
             held = self.value(over)
             rounds = held if isinstance(held, list) else None
         names = [one.id for one in getattr(node.target, "elts", [node.target]) if isinstance(one, ast.Name)]
-        for one in rounds[:MOST_ROUNDS] if rounds is not None and names else [None]:
+        parts = [self._part(one) for one in getattr(over, "elts", ())] if len(names) == 1 else []
+        parts = [] if None in parts else parts  # for part in (cfg.model, getattr(cfg, "comm_overlap", None))
+        for i, one in enumerate(rounds[:MOST_ROUNDS] if rounds is not None and names else [None]):
+            part = parts[i] if i < len(parts) else None
             values: list[Any] = one if len(names) > 1 and isinstance(one, list) else [one]
             before = dict(self.bound)
-            if rounds is not None and len(values) == len(names):
+            if part is not None:
+                self.recipes.constants[names[0]] = part
+            elif rounds is not None and len(values) == len(names):
                 self.bound |= dict(zip(names, values, strict=True))
             self._block(node.body)
             self.bound = before
+
+    def _part(self, node: ast.expr) -> ast.expr | None:
+        """A section of the configuration, also as getattr(cfg, "comm_overlap", None); None = no such section."""
+        if isinstance(node, ast.Call) and last_name(node.func) == "getattr" and len(node.args) > 1:
+            name = self._sure(node.args[1])
+            node = ast.Attribute(node.args[0], name, ast.Load()) if isinstance(name, str) else node
+        return node if self.recipes.place_of(node) in PARTS else None
 
     def _if(self, node: ast.If) -> bool:
         test = True if is_main(node) else self._test(node.test)
@@ -174,13 +200,20 @@ class Program(WithModules):
             given = [one.id for one in call.args if isinstance(one, ast.Name)] if last in ("Fire", "run", "main") else []
             method = last if isinstance(call.func, ast.Attribute) and last in self.methods else ""
             made = f"{name}.__init__" if name in self._classes else ""
+            layout = SETS_LAYOUT.fullmatch(last) is not None
+            self.found |= {LAYOUT: None} if layout else {}
             for own in [name, method, made, *given]:
-                if own in self.inlines and own not in self._inlined and len(self._inlined) < MOST_INLINED:
+                if not layout and own in self.inlines and own not in self._inlined and len(self._inlined) < MOST_INLINED:
                     self._inlined.append(own)
                     self._ran.add(own)
                     self.recipes.bind(self.inlines[own], call)
                     self._block(self.inlines[own].body)
                     self._inlined.pop()
+            backend = self._sure(call.args[1]) if last == "apply_flex_dispatcher_backend" and len(call.args) > 1 else None
+            if backend in ("deepep", "hybridep"):
+                for field, value in (("token_dispatcher_type", "flex"), ("flex_dispatcher_backend", backend)):
+                    place: ast.expr = ast.Attribute(call.args[0], f"moe_{field}", ast.Store())
+                    self.recipes.step(ast.Assign([place], ast.Constant(value), lineno=call.lineno), self.found)
             if LOADS.fullmatch(name) and call.args and name not in self.functions:
                 self._take_file(call.args[0])
             if LAYS_OVER.fullmatch(last) and last not in self.functions:
@@ -244,6 +277,9 @@ class Program(WithModules):
             return inner if inner is _OPEN else not inner
         if isinstance(node, ast.Call) and last_name(node.func) in THERE:
             return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and len(node.args) == 2:
+            value, kind = self._sure(node.args[0]), BUILT_IN.get(ast.unparse(node.args[1]))
+            return _OPEN if value is _OPEN or kind is None else isinstance(value, kind)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = self._sure(node.left), self._sure(node.comparators[0])
             if right is None and left is _OPEN and self._section(node.left):  # a section that every configuration has
@@ -278,6 +314,15 @@ class Program(WithModules):
             if CONFIG_FILE in self.user.settings:
                 raise
             return gap([CONFIG_FILE])  # the option of that name says a file that is not there
+
+    def _of_call(self, node: ast.Call) -> Any:
+        """The same, with the variables of the environment that have a default and decide a value."""
+        own = self.functions.get(last_name(node.func))
+        own_read = own is not None and python_text.read_of_environment(own) is not None
+        if len(node.args) > 1 and (own_read or python_text.of_environment(node, ast.unparse(node.func))):
+            name = self._value(node.args[0])
+            self.environment += [name] if isinstance(name, str) and re.fullmatch(r"[A-Z]\w*", name) else []
+        return super()._of_call(node)
 
     def _filled(self, node: Any) -> Any:
         """A statement or an expression with the values that are known in the places of what gives them."""

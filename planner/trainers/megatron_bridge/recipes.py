@@ -131,7 +131,7 @@ def known_to(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[s
     return {**_parts(tree), **known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
 
 
-def imported(tree: ast.Module, kind: str = r"\w+_config") -> dict[str, str]:
+def imported(tree: ast.Module, kind: str = r"(?!default_)\w+_config") -> dict[str, str]:
     """Recipes that a script imports: what it calls them -> their names."""
     nodes = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and "bridge.recipes" in (one.module or ""))
     return {one.asname or one.name: one.name for node in nodes for one in node.names if re.fullmatch(kind, one.name)}
@@ -152,7 +152,14 @@ class Recipes:
         self.constants: dict[str, ast.expr] = {}
 
     def step(self, node: ast.stmt, found: dict[str, Any]) -> None:
-        """Adds to ``found`` what a statement leaves."""
+        """Adds to ``found`` what a statement leaves; what is set under conditions and in loops is asked for."""
+        if isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.With | ast.Match):
+            for one in (one for one in ast.walk(node) if isinstance(one, ast.Assign)):
+                place = self.place_of(one.targets[0]) if isinstance(one.targets[0], ast.Attribute) else None
+                if place == "peft" and place in found:  # one of its kind, or an object in its place
+                    continue
+                if place in DECISIVE and place is not None and _value(one.value, self.constants, place) != found.get(place):
+                    found[place] = gap([place])
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
             started = self._of_call(node.value)
             found |= {**started, **found}

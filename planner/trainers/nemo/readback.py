@@ -22,7 +22,7 @@ from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.programs import own_programs, program_file
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import is_main, last_name
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.values import read_text
@@ -113,10 +113,29 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
 
 
 class _Script(Script):
-    """A script without the branches that its options do not take."""
+    """A script without the branches that its options do not take, and without the functions that it then never calls."""
 
     def whole(self, tree: ast.Module) -> ast.Module:
-        return taken_branches(tree, self.said, self.defaults)
+        return _reached(taken_branches(tree, self.said, self.defaults))
+
+
+def _reached(tree: ast.Module) -> ast.Module:
+    """A program without the functions that neither its main part nor what that calls names; a module that something else calls
+    stays as it is, and so do functions with a decorator, which may hand them on."""
+    by_name = {"globals", "Fire"} & {getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(tree)}
+    if by_name or not any(is_main(one) for one in tree.body):
+        return tree
+    loose = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef) and not one.decorator_list}
+    waiting: list[ast.AST] = [one for one in tree.body if loose.get(getattr(one, "name", "")) is not one]
+    named: set[str] = set()
+    while waiting:
+        for one in ast.walk(waiting.pop()):
+            name = getattr(one, "id", getattr(one, "attr", ""))
+            if name in loose and name not in named:
+                named.add(name)
+                waiting.append(loose[name])
+    body = [one for one in tree.body if loose.get(getattr(one, "name", "")) is not one or one.name in named]
+    return ast.Module(body, tree.type_ignores)
 
 
 class _WithModules(_Script):
@@ -128,8 +147,12 @@ class _WithModules(_Script):
 
 def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> Found:
     script = _WithModules(path, said) if modules else _Script(path, said)
-    if script.calls("HFAutoModelForCausalLM"):
-        raise PlannerError(f"{path}: HFAutoModelForCausalLM trains over FSDP, which is NeMo AutoModel's; import its YAML")
+    auto = next((one for one in script.names_used() if one.startswith("HFAutoModelFor") and script.built(one)), None)
+    if auto is not None:
+        raise PlannerError(
+            f"{path}: {auto} is a model of transformers under a strategy of Lightning (ddp, FSDP), not of Megatron Core: its "
+            "batches and its sharding are not read; a YAML of NeMo AutoModel with the same settings is"
+        )
     own = [name for name in STARTS if name in script.functions]
     starts = [one for one in script.calls(*STARTS) if _module_of(script, one) and not own]
     asked = said.setting("recipe")
@@ -181,17 +204,30 @@ def _module_of(script: Script, call: ast.Call) -> str:
     owner = getattr(call.func, "value", None)
     if isinstance(owner, ast.Name):  # recipe = llm.llama3_8b
         made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == owner.id]
-        named = list(dict.fromkeys(one.value.attr for one in made if isinstance(one.value, ast.Attribute)))
-        asked = script.said.setting("recipe") if len(named) > 1 else None
-        if len(named) > 1 and asked not in named:
+        found = dict.fromkeys(_named(script, one.value) for one in made)
+        named = [one for one in found if one]
+        asked = script.said.setting("recipe") if len(named) != 1 and made else None
+        if len(named) != 1 and made and asked not in (named or (asked or "",)):
             ask(str(script.path), [Question(name="recipe", about="its program chooses one", choices=tuple(named))])
         return asked or (named[0] if named else owner.id)
+    if isinstance(owner, ast.Call):
+        return _named(script, owner)
     if owner is not None:
         return str(getattr(owner, "attr", getattr(owner, "id", "")))
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
         if any((one.asname or one.name) == getattr(call.func, "id", "") for one in node.names):
             return (node.module or "").rpartition(".")[2]
     return ""
+
+
+def _named(script: Script, node: ast.expr) -> str:
+    """The recipe that an expression names: llm.llama3_8b, or getattr(llm, args.model) with the value of the option."""
+    if isinstance(node, ast.Call) and last_name(node.func) == "getattr" and len(node.args) > 1:
+        value = script.value(node.args[1])
+        if isinstance(value, str) and is_open(value) and roots(value):
+            ask(str(script.path), [Question(name=roots(value)[0], about="the recipe that it takes", choices=("llama3_8b",))])
+        return str(value)
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 OWN_ADAPTERS = re.compile(r"(?!LoRA$)\w*(LoRA|Lora|DoRA|Dora|Adapter)")

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.automodel.readback import BY_PARTS
+from planner.trainers.automodel.readback import by_parts
 from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
@@ -107,7 +107,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
     model, asked = _other_sizes(policy, core, native, model)
-    notes += _by_parts(policy.section("dtensor_cfg")) if native else ()
+    notes += _by_parts(policy.section("dtensor_cfg"), fields, model) if native else ()
     notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
@@ -159,13 +159,13 @@ def _not_as_planned(core: Settings, native: bool) -> tuple[str, ...]:
     return (f"{lean[0]}: the logits of all tokens, which it does not write, are in the plan",) if lean else ()
 
 
-def _by_parts(part: Settings) -> tuple[str, ...]:
+def _by_parts(part: Settings, fields: dict[str, int], model: ModelSpec | None) -> tuple[str, ...]:
     """A note on what its workers over DTensor recompute.  [nemo_rl/models/dtensor/parallelize.py, since 0.4 norms and attention]"""
     if not part.flag("activation_checkpointing"):
         return ()
     first = "up to NeMo-RL 0.3 the MLP of a layer alone is recomputed, and all that attention keeps stays; since then "
     first = "" if part.flag("_v2") else first
-    return (f"dtensor_cfg.activation_checkpointing: {first}{BY_PARTS}",)
+    return by_parts(f"dtensor_cfg.activation_checkpointing: {first}", fields, model)
 
 
 def _of_both(policy: Settings, core: Settings, native: bool, adapters: bool) -> tuple[str, ...]:

@@ -349,8 +349,8 @@ class Script:
             return self.said.num_gpus
         if python_text.of_environment(node, name):
             variable, usual = str(self._value(node.args[0])), [*node.args[1:2], *python_text.keyword(node, "default")]
-            said = self.said.setting(variable)
-            return value_of(said) if said is not None else self._value(usual[0]) if usual else gap([variable])
+            said, value = self.said.setting(variable), self._value(usual[0]) if usual else gap([variable])
+            return value if said is None else said if isinstance(value, str) and not is_open(value) else value_of(said)
         if last == "join" and name.endswith("path.join") and node.args:
             return "/".join(str(self._value(one)) for one in node.args)[:1000]
         if name in ("dict", "DictDefault") and isinstance(held := self._value(node.args[0]) if node.args else {}, dict):

@@ -198,6 +198,21 @@ def of_environment(node: ast.Call, name: str) -> bool:
     return upper and bool(said) and OWN_READS.fullmatch(name.lower()) is not None
 
 
+def read_of_environment(function: Function) -> str | None:
+    """'int' for a function of a project that only gives int(os.environ.get(NAME, usual)) of its first two parameters, '' where it
+    converts nothing; None = another function."""
+    body = [one for one in function.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+    kind = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    inner = value.args[0] if isinstance(value, ast.Call) and kind in CONVERSIONS and len(value.args) == 1 else value
+    if not isinstance(inner, ast.Call) or ast.unparse(inner.func) not in ENVIRONMENT or not inner.args:
+        return None
+    names = [one.arg for one in function.args.args[:2]]
+    texts = (isinstance(one, ast.Call) and ast.unparse(one.func) == "str" and one.args for one in inner.args)
+    given = [getattr(one, "args", [one])[0] if text else one for one, text in zip(inner.args, texts, strict=True)]
+    return (kind if inner is not value else "") if names == [getattr(one, "id", None) for one in given] else None
+
+
 def keyword(node: ast.Call, name: str) -> list[ast.expr]:
     """What a call is given under a name."""
     return [one.value for one in node.keywords if one.arg == name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.trainers.reading import python_text
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.modules import FAR, with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, option_names, targets
@@ -152,6 +152,13 @@ class Running(Script):
             if all(isinstance(one, int | float) for one in values):
                 return max(values) if node.func.id == "max" else min(values)
         made = self.functions.get(last_name(node.func))
+        if made is not None and node.args and (read := python_text.read_of_environment(made)) is not None:
+            variable = str(self._value(node.args[0]))
+            held = self.said.setting(variable)
+            usual = self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
+            value = usual if held is None else value_of(held) if read else held
+            plain = isinstance(value, str) and not is_open(value) and read
+            return self._value(ast.Call(ast.Name(read), [ast.Constant(value)], [])) if plain else value
         if made is not None and not (node.args or node.keywords):  # a function that does nothing but give a mapping
             returns = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
             if len(returns) == 1 and returns[0] in made.body and isinstance(returns[0].value, ast.Dict):

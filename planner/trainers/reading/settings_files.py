@@ -13,7 +13,7 @@ from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots
 
 READS = re.compile(
     r"(\w*yaml\w*|YAML\(.*\))\.(safe_load|load|full_load|unsafe_load)|json\.loads?|toml\w*\.loads?|OmegaConf\.load"
-    r"|(\w+\.)*_?(load|read|parse|get)_(\w+_)?(config|cfg|settings|params|yaml|json|toml)(uration)?(_file|_from_\w+)?"
+    r"|(?!get_mixed_precision)(\w+\.)*_?(load|read|parse|get)_(\w+_)?(config|cfg|settings|params|yaml|json|toml)(uration)?(_file|_from_\w+)?"
 )
 """Functions that give what a file of settings says."""
 PASSES = re.compile(

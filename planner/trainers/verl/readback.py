@@ -21,7 +21,7 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
 from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, require_adam, require_priced
-from planner.trainers.verl.usual import is_sft, usual
+from planner.trainers.verl.usual import is_sft, own_sft, usual
 
 PROGRAM = (
     r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer|[\w.]+\.fsdp_sft_trainer"
@@ -75,12 +75,16 @@ def read(path: Path, said: Given) -> Reading:
             found = launched(path, said, r"[^\s=]*train\w*\.py")
         if not any(one.startswith("actor_rollout_ref.") for one in found.words) and not is_sft(found):
             raise
-        if (step := ANOTHER.search(re.split(r"[./]", found.program.removesuffix(".py"))[-1])) is not None:
+        step = ANOTHER.search(re.split(r"[./]", found.program.removesuffix(".py"))[-1])
+        if step is not None and (own := own_sft(path, found.program) if step[0] == "sft" else ()):
+            found = dataclasses.replace(found, notes=(*found.notes, *own))
+        elif step is not None:
             what = f"{shown(found.program)} is no program of verl, and its step is {step[0]} by its name"
             raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
     pairs = [one.lstrip("+~").partition("=") for one in found.words if "=" in one]
     words = {key: parsed(value) for key, _, value in pairs if key not in GROUPS}
     known, stands, notes = usual(path, found, words)
+    notes = (*found.notes, *notes)
     given = Settings(path, resolved(said.filled(override(known, {**words, **stands}))), said=said)
     if given.section("worker").data:
         raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
@@ -95,7 +99,8 @@ def read(path: Path, said: Given) -> Reading:
         reading = _sft(given, found, said.num_gpus)
         return dataclasses.replace(reading, notes=(*reading.notes, *notes))
     megatron = "megatron" in str(found.settings.get("config_name", ""))
-    return _actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None)
+    reading = _actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None)
+    return dataclasses.replace(reading, notes=(*reading.notes, *notes))
 
 
 def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bool = False) -> Reading:

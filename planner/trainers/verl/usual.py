@@ -1,13 +1,16 @@
 """What verl's programs take where a command says nothing: the configuration of the verl that lies around a script."""
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.trainers.reading.commands import Launch
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.programs import program_file
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.settings import file_settings
 from planner.trainers.reading.values import read_text
 from planner.trainers.verl.loading_dtype import MODEL_DTYPE, loaded
@@ -31,6 +34,8 @@ OWN_SFT = (
     "model.target_modules", "model.use_liger", "model.partial_pretrain", "use_remove_padding",
 )  # fmt: skip
 """Those that a configuration of a project's own decides too."""
+TRAINER = "FSDPSFTTrainer"
+"""Its SFT trainer."""
 HYDRA = re.compile(r"@hydra\.main\(([^()]{1,400})\)")
 NEWER = re.compile(
     r"[+~]*(trainer\.(resume_mode|resume_from_path|max_ckpt_to_keep|checkpoint\.[\w.]+|device)|data\.multiturn\.enable_thinking\w*)="
@@ -42,6 +47,18 @@ BEFORE = "model.enable_gradient_checkpointing is not said: true since verl 0.4.1
 def is_sft(found: Launch) -> bool:
     """Whether a command starts verl's SFT trainer, or a program around it, known by the weights that it names."""
     return "sft_trainer" in found.program or any(re.match(r"[+~]*model\.partial_pretrain=", one) for one in found.words)
+
+
+def own_sft(path: Path, program: str) -> tuple[str, ...]:
+    """A note on a program of a project whose trainer is a subclass of verl's SFT trainer; empty for another."""
+    file = _program(path, program, path.resolve().parents[:8])
+    tree = library.parse_python(read_text(file), str(file)) if file is not None else ast.Module([], [])
+    made = [one for one in tree.body if isinstance(one, ast.ClassDef) and any(last_name(base) == TRAINER for base in one.bases)]
+    if not made:
+        return ()
+    own = [inner.name for one in made for inner in one.body if isinstance(inner, ast.FunctionDef) and inner.name != "__init__"]
+    changed = f", with {', '.join(own[:6])} of its own" if own else ""
+    return (f"{program}: a subclass of verl's {TRAINER}{changed}: read as verl's, what it changes of the step is not in the plan",)
 
 
 def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
