@@ -15,8 +15,8 @@ TRL = (
     "gradient_accumulation_steps: 4\ngradient_checkpointing: true\nuse_liger_kernel: true\nmodel_name_or_path: "
 )
 FACTORY = (
-    "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 2048\nbf16: true\nper_device_train_batch_size: 2\ndataset: own\n"
-    "enable_liger_kernel: true\ntemplate: default\ndeepspeed: null\nmodel_name_or_path: "
+    "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 2048\nbf16: true\nper_device_train_batch_size: 2\n"
+    "dataset: own\nenable_liger_kernel: true\ntemplate: default\ndeepspeed: null\nmodel_name_or_path: "
 )
 SWIFT = "swift sft --tuner_type full --max_length 2048 --per_device_train_batch_size 2 --use_liger_kernel true --model "
 
@@ -50,6 +50,7 @@ def test_liger_counts_for_models_that_it_patches(tmp_path: Path, name: str, remo
 
 @pytest.mark.parametrize(("keys", "fused"), [
     ({}, True), ({"model_type": "stablelm"}, False), ({"auto_map": {"AutoModel": "modeling_own.Own"}}, False),
+    ({"model_type": "Unknown", "bias": True}, False),
 ])  # fmt: skip
 def test_liger_counts_by_the_config_of_the_model(tmp_path: Path, keys: dict[str, object], fused: bool) -> None:
     _config(tmp_path, **keys)
@@ -66,7 +67,7 @@ def test_liger_of_other_trainers(tmp_path: Path, text: str, file: str) -> None:
 
 @pytest.mark.parametrize(("kernel", "noted"), [("flex_attention", True), ("flash_attention_2", False), ("sdpa", False)])
 def test_attention_that_no_plan_has(tmp_path: Path, kernel: str, noted: bool) -> None:
-    note = f"attention by {kernel} is priced as the choice of torch"
+    note = f"attention by {kernel} is priced as the kernel of the trainer's default"
     found = _read(tmp_path, f"{TRL.format('false')}Qwen/Qwen3-8B\nattn_implementation: {kernel}\n")
     assert (note in found.notes) == noted
     assert (note in _read(tmp_path, f"{SWIFT}Qwen/Qwen3-8B --attn_impl {kernel}\n", "run.sh").notes) == noted

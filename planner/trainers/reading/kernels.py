@@ -34,7 +34,8 @@ PATCHED = re.compile(
 def other_attention(said: object) -> tuple[str, ...]:
     """Note about a kernel of attention that no plan has."""
     kernel = str(said if said is not None else "").lower()
-    return () if kernel in KERNELS or kernel in USUAL else (f"attention by {kernel[:40]} is priced as the choice of torch",)
+    known = kernel in KERNELS or kernel in USUAL
+    return () if known else (f"attention by {kernel[:40]} is priced as the kernel of the trainer's default",)
 
 
 def with_liger(
@@ -75,7 +76,8 @@ def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec 
 
 def _of_file(spec: ModelSpec | None) -> tuple[str | None, bool]:
     """(model_type of the config.json that a model was read from, whether it names code of its own)."""
-    file = Path(spec.source) if spec is not None and spec.source.endswith(".json") else None
+    source = spec.source.rpartition("; ")[2] if spec is not None else ""
+    file = Path(source) if source.endswith(".json") else None
     if file is None or not library.is_file(file):
         return None, False
     data = library.parse_json(library.read_text(file), str(file))
