@@ -21,6 +21,8 @@ SAYS = {
     "rank_pattern": "rank_pattern gives some adapters another rank, which are priced with that of the others",
     "exclude_modules": "exclude_modules leaves layers without adapters, which are priced with them where their names are targets",
     "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
+    "goes_on_or_new": "it goes on with adapters of a folder where these are there, else with new ones, which are priced; "
+    "--set lora_r=N says the rank of those of the folder",
     "trainable_token_indices": "rows of the embedding that are trained (trainable_token_indices) are not priced",
 }  # fmt: skip
 """Argument -> what its plan leaves out."""
