@@ -8,6 +8,7 @@ from planner.cost.parameters import total_parameters
 from planner.defaults import _of_the_model
 from planner.errors import PlannerError
 from planner.model import ModelSpec, from_hugging_face
+from planner.serving.published import published
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
@@ -62,3 +63,4 @@ def test_a_plan_says_what_was_taken_for_what() -> None:
     work = Workload(model=_model(model_type="OwnEmbedded"), sequence_length=2048, global_batch_size=8)
     said = [one.why for one in _of_the_model(work, load_trainer("fsdp")) if one.what == "architecture"]
     assert said == ["model_type OwnEmbedded is not known, and its config.json has the keys of a llama alone"]
+    assert published(work.model).why == "as published; model_type OwnEmbedded read as llama by its keys"
