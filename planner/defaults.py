@@ -319,6 +319,9 @@ def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
         Assumption("odd size", value, f"{why}: is its file right? planned as it says", "--model FILE")
         for value, why in odd_sizes(model)
     ]
+    if " read as " in model.source:  # of a config.json whose family is not known
+        why = f"{model.source.partition(' read as ')[0]} is not known, and its config.json has the keys of a llama alone"
+        found.append(Assumption("architecture", "llama, by its keys", why, "--model FILE"))
     if model.quantised:
         kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
         why = f"published weights are quantised ({model.quantised}); what is kept otherwise is converted before training"

@@ -1,12 +1,13 @@
 """Reads the architecture in a Hugging Face config.json by the table profiles/model_families.yaml; refuses all other families."""
 
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
 from planner import library
-from planner.errors import PlannerError, nearest_first
+from planner.errors import PlannerError, nearest_first, shown
 from planner.hybrid_configs import HYBRIDS
 from planner.model_constants import constants_of_config
 from planner.schema import value_of, within
@@ -107,6 +108,8 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
     if not isinstance(config, Mapping):
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(config).__name__}")
     inner, kind = _text_part(config, where)
+    nested = inner is not config
+    inner, kind, read_as = _as_llama(inner, kind)
     reader, families = Config(inner, where), table()["families"]
     _refuse(reader, kind)
     known = families[kind].get("knows", ())
@@ -125,9 +128,36 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
     if "index_top_k" not in fields and reader.data.get("index_topk"):
         raise reader.error(f"index_topk is not understood in model_type {kind!r}: its sparse attention is not modelled")
     format_ = quantised(config, where) or quantised(inner, where)
-    tower = vision_tower(config, fields["hidden_size"], where) if inner is not config or "vision_config" in config else None
+    tower = vision_tower(config, fields["hidden_size"], where) if nested or "vision_config" in config else None
     fields |= {"quantised": format_} if format_ else {}
+    fields |= {"source": read_as} if read_as else {}
     return fields | ({"vision": tower} if tower else {}) | _constants(reader, kind, fields)
+
+
+def _as_llama(inner: Mapping[str, Any], kind: str | None) -> tuple[Mapping[str, Any], str | None, str]:
+    """(The file, its family, what was taken for what): a family that is not known, whose keys are those of a llama and no others,
+    is read as one."""
+    known = kind is None or kind in table()["families"] or any(kind in names.split() for names in table()["refused"])
+    if known or not _has_llamas(inner) or _beside_llama(inner):
+        return inner, kind, ""
+    bias = inner.get("attention_bias", inner.get("bias", inner.get("qkv_bias", False)))
+    said = {"mlp_bias": False, **inner, "attention_bias": bias, "model_type": "llama"}
+    return said, "llama", f"model_type {str(kind)[:60]} read as llama by its keys"
+
+
+def _has_llamas(inner: Mapping[str, Any]) -> bool:
+    """Whether all that a llama needs is said."""
+    needed = table()["as_llama"]["needed"].split()
+    return all(inner.get(one) is not None for one in needed) and inner["hidden_act"] in ("silu", "swish")
+
+
+def _beside_llama(inner: Mapping[str, Any]) -> list[str]:
+    """Keys that say something and are none of a llama's."""
+    as_llama = table()["as_llama"]
+    known = {*as_llama["needed"].split(), *as_llama["also"].split()}
+    said = [one for one, value in inner.items() if value not in (None, False, 0, 0.0, [], {})]
+    quiet = re.compile(r"_token_id$|^_|dropout|initializer|^auto_map$")
+    return [str(one) for one in said if one not in known and not quiet.search(str(one))]
 
 
 def _constants(reader: Config, kind: str | None, fields: Fields) -> Fields:
@@ -160,7 +190,9 @@ def _refuse(c: Config, kind: str | None) -> None:
             raise c.error(f"model_type {kind!r} is not modelled: it has {what}; plans are for causal decoders")
     if kind not in (families := table()["families"]):
         nearest = ", ".join(nearest_first(kind[:60], families)[:6])
-        raise c.error(f"model_type {kind[:60]!r} is not understood; of {len(families)} families nearest are {nearest}")
+        more = _beside_llama(c.data)
+        why = f"; its keys are a llama's but for {shown(', '.join(more))}" if _has_llamas(c.data) and 0 < len(more) < 4 else ""
+        raise c.error(f"model_type {kind[:60]!r} is not understood; of {len(families)} families nearest are {nearest}{why}")
     if c.flag("is_encoder_decoder"):
         raise c.error(f"model_type {kind!r} with is_encoder_decoder is not modelled; plans are for causal decoders")
 
@@ -253,6 +285,21 @@ def ernie_layers(c: Config, fields: Fields) -> Fields:
     return {} if fields["num_shared_experts"] else {"shared_expert_ffn_size": 0}
 
 
+def baichuan_positions(c: Config, _: Fields) -> Fields:
+    """ALiBi where the file says no number of positions: 13B."""
+    return {} if c.data.get("max_position_embeddings") is not None else {"position": "alibi"}
+
+
+def chatglm_groups(c: Config, fields: Fields) -> Fields:
+    """Groups of keys and values by a switch."""
+    return {} if c.flag("multi_query_attention") else {"num_kv_heads": fields["num_heads"]}
+
+
+def halved_mlp(_: Config, fields: Fields) -> Fields:
+    """The file says the width of gate and up together."""
+    return {"ffn_size": fields["ffn_size"] // 2}
+
+
 def multi_query(c: Config, fields: Fields) -> Fields:
     """One key and value head for all queries."""
     return {"num_kv_heads": 1 if c.flag("multi_query", True) else fields["num_heads"]}
@@ -332,6 +379,7 @@ STEPS = {
     for one in (
         biases, window_everywhere, window_every_second, gemma3_window, window_but_every_fourth, qwen_window, qwen_experts,
         ernie_layers, multi_query, latent_attention, deepseek_experts, sparse_attention, llama4, opt_positions, falcon,
+        baichuan_positions, chatglm_groups, halved_mlp,
         *HYBRIDS,
     )
 }  # fmt: skip

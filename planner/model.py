@@ -326,12 +326,12 @@ def from_hugging_face(config: Mapping[str, Any], *, name: str = "", source: str 
 
     Raises PlannerError naming the architecture or the field that the planner does not understand.
     """
-    # Imported here so that presets, by far the usual case, do not pay for it.
-    from planner.hugging_face import translate
+    from planner.hugging_face import translate  # here so that presets, by far the usual case, do not pay for it
 
     where = f"config.json of {name}" if name else "config.json"
     values = translate(config, where=where)
-    return from_dict({"name": name or "custom", **values, "source": source}, where=where)
+    said = "; ".join(one for one in (values.pop("source", ""), source) if one)
+    return from_dict({"name": name or "custom", **values, "source": said}, where=where)
 
 
 def load_model(name_or_path: str) -> ModelSpec:

@@ -44,7 +44,8 @@ def published(model: ModelSpec) -> Published:
     for names, found in _table().items():
         if named(model.name, names.split()):
             return found
-    return Published(precision=Precision(), why="as published")
+    read_as = f"; {model.source.partition('; ')[0]}" if " read as " in model.source else ""  # a family that is not known
+    return Published(precision=Precision(), why=f"as published{read_as}")
 
 
 @cache

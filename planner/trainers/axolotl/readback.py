@@ -22,9 +22,10 @@ from planner.trainers.reading import base_weights, fine_tuning
 from planner.trainers.reading.accelerate_file import accelerate_named
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.guides import over_recipe
+from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, from_arguments

@@ -12,7 +12,6 @@ from planner.trainers.llama_factory.own_arguments import GOES_ON, other_kernel
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
-    KERNELS,
     FineTuning,
     adapter_targets,
     layers_beside,
@@ -20,6 +19,7 @@ from planner.trainers.reading.fine_tuning import (
     trained_whole,
 )
 from planner.trainers.reading.given import Question, setting_of_a_fork
+from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, deepspeed
 from planner.trainers.reading.values import quotient

@@ -8,8 +8,8 @@ from planner.layout import CpMethod
 from planner.model import ModelSpec
 from planner.trainer_options import spelled
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS
 from planner.trainers.reading.given import Question
+from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.units import GIB

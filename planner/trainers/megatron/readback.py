@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
-from planner.trainers.megatron import core_settings, engine_file
+from planner.trainers.megatron import core_settings, engine_file, python_launcher
 from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for,
@@ -84,7 +84,12 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
     if where.endswith((".yaml", ".yml")) and (flat := of_flat(text, where, given)):
         return flat
     if where.endswith((".py", ".ipynb")):
-        raise PlannerError(f"{where}: a Python program that names arguments of Megatron; import the script or file that gives them")
+        starts = python_launcher.STARTS.search(text) is not None
+        if starts and where.endswith(".py") and (made := python_launcher.of_launcher(where, given)) is not None:
+            return made
+        what = "names arguments of Megatron; import the script or file that gives them"
+        built = "builds a command of Megatron that is not followed here; put the command that it starts into a shell script"
+        raise PlannerError(f"{where}: a Python program that {built if starts else what}")
     return of_script(text, where, given, directory)
 
 

@@ -13,8 +13,9 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.kernels import KERNELS, other_attention
 from planner.trainers.reading.layer_names import listed
 from planner.trainers.reading.settings import Settings, beside, file_settings, rooted
 from planner.trainers.reading.sharding import Sharding
@@ -104,7 +105,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
         steps = max(1, -(-16 // (micro * gpus)))
     targets, noted = _targets(given, old and tuner == "lora")
-    noted += _of_plugins(given)
+    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")))
     length = given.number("packing_length") if given.flag("packing") else None
     return fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=_model(given, old),

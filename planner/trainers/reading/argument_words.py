@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
+from planner.trainers.reading.kernels import other_attention
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.versions import newer
@@ -20,6 +21,8 @@ SAYS = {
     "rank_pattern": "rank_pattern gives some adapters another rank, which are priced with that of the others",
     "exclude_modules": "exclude_modules leaves layers without adapters, which are priced with them where their names are targets",
     "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
+    "goes_on_or_new": "it goes on with adapters of a folder where these are there, else with new ones, which are priced; "
+    "--set lora_r=N says the rank of those of the folder",
     "trainable_token_indices": "rows of the embedding that are trained (trainable_token_indices) are not priced",
 }  # fmt: skip
 """Argument -> what its plan leaves out."""
@@ -71,6 +74,7 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str) ->
     """Notes about arguments that no plan holds."""
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
+    found += other_attention(given.get("attn_implementation"))
     computes = str(given.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
     if adapters and precision == "fp32" and computes in ("bfloat16", "float16") and given.flag("load_in_4bit"):
         found.append(IN_HALF.format(computes))

@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights
+from planner.trainers.reading import base_weights, kernels
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
@@ -43,9 +43,6 @@ LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd")
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 WITH_ADAPTERS = {**ATTENTION, "all": ALL}
 """Linear layers of a dense model by lora_targets."""
-KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
-           "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
-"""attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
     r"lora_dim|(\w+_)?ema(_\w+)?|(\w+_)?reference_model(_name|_path|_name_or_path)?|\w+_ref_model|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|layers_to_transform|prefix_tuning|prompt_tuning|pre_seq_len|virtual_tokens|soft_prompt|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size"
@@ -152,20 +149,20 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
-    found = (*found, *of_model(model, adapted, job.lora_targets, job.lora_rank))
+    found += of_model(model, adapted, job.lora_targets, job.lora_rank)
     frozen, noted = _frozen(job)
     tensors, apart = _of_tensors(job, model, frozen)
     # unsloth may give tensors adapters of its own
     plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
-    noted = (*noted, *low, *apart)
     known = _options(trainer)
+    wanted, lean = kernels.with_liger(job.given, job.options, job.model or "", model, trainer)
+    noted = (*noted, *low, *apart, *lean)
     if job.options.get("compile") == "on" and "compile" not in known:
         noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
-    options = {name: value for name, value in {**job.options, **tensors}.items() if value in known.get(name, ())}
-    if not job.lora_rank:
-        options.pop("adapter_dropout", None)
+    options = {name: value for name, value in {**wanted, **tensors}.items() if value in known.get(name, ())}
+    options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
         sequence_length=job.sequence_length,

@@ -217,6 +217,12 @@ def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) 
     return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
 
 
+def loaded_or_made(script: Script) -> dict[str, Any]:
+    """That adapters to go on with are loaded in one branch beside those that another one makes."""
+    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+    return {"goes_on_or_new": True} if any(script.keywords(one).get("is_trainable") is True for one in loaded) else {}
+
+
 def builds_a_model(script: Script) -> bool:
     """Whether a script makes its model from a configuration: new weights in the dtype of torch, and no adapters beside its own."""
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Call)]

@@ -11,7 +11,6 @@ from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, prepared, spelled
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
-    KERNELS,
     LIKE_IT,
     OPTIMIZERS,
     FineTuning,
@@ -20,6 +19,7 @@ from planner.trainers.reading.fine_tuning import (
     quantised,
 )
 from planner.trainers.reading.given import Question, value_of
+from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.shell.text import is_open

@@ -28,6 +28,7 @@ from planner.trainers.reading.script_parts import (
     helped,
     in_a_mapping,
     lists_all_linear,
+    loaded_or_made,
     made_elsewhere,
     on_cpus,
     on_one_gpu,
@@ -325,8 +326,7 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
     found |= loading(script, words, call) | turned(script, call)
-    if isinstance(script, Running):
-        found |= default_dtype(script, {**words, **found})
+    found |= default_dtype(script, {**words, **found}) if isinstance(script, Running) else {}
     others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
         found = {**loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
@@ -397,4 +397,4 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         if made and isinstance(script, Running) and not script.settled(calls[0], made[0]):  # or the branch of PEFT runs
             checkpointing = gap(["gradient_checkpointing"])
         found |= unsloth_checkpointing(script.said, checkpointing)
-    return found
+    return found | loaded_or_made(script)

@@ -7,7 +7,7 @@ import re
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import Launch
-from planner.trainers.reading.fine_tuning import KERNELS
+from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import not_priced, quotient
 

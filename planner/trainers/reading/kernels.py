@@ -1,0 +1,84 @@
+"""Kernels that arguments of Hugging Face's trainers name: those of attention, and those of Liger, which it has for some models."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner import library
+from planner.errors import shown
+from planner.hugging_face import table
+from planner.model import ModelSpec
+from planner.trainer import load_trainer
+from planner.trainers.reading.base_weights import spec_of
+from planner.trainers.reading.settings import Settings
+
+KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
+           "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
+"""attn_implementation -> attention_kernel."""
+USUAL = ("", "none", "auto")
+SWITCHES = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
+OTHERS = re.compile(
+    r"(^|/)opt-\d|bloom|gpt[-_]?(j|neo|2|3)|pythia|falcon-?(7|40|180)b|falcon-rw|starcoder|codegen|(^|/)mpt-|stablelm|phi-?[12]\b|phi.*moe"
+    r"|baichuan|internlm|chatglm|xverse|aquila|minicpm|pangu|telechat|orion-|skywork|minimax|megatron|mt-nlg|grok|dbrx|jamba|mamba|rwkv"
+    r"|deepseek-?(v2|v3|r1(?!-distill)|moe|coder-v2)|kimi|moonlight|ernie|command-[ar]|c4ai|granite(?!.*code)|olmoe|olmo-[17]b|seed-oss"
+    r"|nemotron-(3|h)|nemotron-nano-\w+-v2|qwen-(1[._]8|7|14|72)b|qwen1\.5-moe|qwen2-57b|glm-?(4\.[5-9]|5)|exaone-?3"
+)
+"""Names of models whose model_type is none of those that Liger patches, by the table of families."""
+PATCHED = re.compile(
+    r"llama|vicuna|alpaca|(^|/)yi-|qwen|qwq|mistral|mixtral|ministral|codestral|zephyr|gemma|phi-?[34]|olmo-?[23]|smollm|gpt-?oss"
+    r"|deepseek-(llm|coder|math|r1-distill)|hunyuan|nemotron|exaone-?4|falcon-?3|glm.*0414"
+)
+"""Names of models whose model_type is one of them."""
+
+
+def other_attention(said: object) -> tuple[str, ...]:
+    """Note about a kernel of attention that no plan has."""
+    kernel = str(said if said is not None else "").lower()
+    known = kernel in KERNELS or kernel in USUAL
+    return () if known else (f"attention by {kernel[:40]} is priced as the kernel of the trainer's default",)
+
+
+def with_liger(
+    given: Settings, options: Mapping[str, str], name: str, known: ModelSpec | None, trainer: str
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(Options of the trainer, notes): without Liger's loss where the switch says it and Liger does not patch the model. ``known``:
+    the model that the configuration itself means by ``name``."""
+    switch = next((one for one in SWITCHES if given.data.get(one) is not None), None)
+    if switch is None or options.get("loss") != "fused_linear":
+        return dict(options), ()
+    spec = spec_of(given, known)
+    fused, why = _fused(given, name, known, spec)
+    if fused is not False:
+        called = f"{switch}: Liger's loss is priced for {shown(name)}; it counts for models that Liger patches alone"
+        return dict(options), () if fused or not name else (called,)
+    kept = {} if load_trainer(trainer).stored.loss == "kept" else {"loss": "kept"}
+    rest = {one: value for one, value in options.items() if one != "loss"}
+    return {**rest, **kept}, (f"{switch}: {why}, so all scores are kept",)
+
+
+def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec | None) -> tuple[bool | None, str]:
+    """(Whether Liger fuses the loss of the model, None = not known; why not)."""
+    kind, own_code = _of_file(spec)
+    remote = given.flag("trust_remote_code")
+    if kind is not None and kind not in table()["liger"].split():
+        return False, f"Liger does not fuse the loss of model_type {shown(kind)}"
+    if own_code and remote:
+        return False, f"Liger does not patch {shown(name or kind)}, whose code is its own (auto_map)"
+    names = (name, spec.name if spec else "")
+    said = next((one for one in names if OTHERS.search(one.lower()) or PATCHED.search(one.lower())), "")
+    if kind is None and OTHERS.search(said.lower()):
+        return False, f"Liger does not fuse the loss of {shown(said)}"
+    if remote and name and known is None and not PATCHED.search(name.lower()):
+        text = "Liger does not patch code that is loaded with trust_remote_code; --set trust_remote_code=false prices its loss"
+        return False, f"{text}, as for a class of transformers"
+    return (True if kind is not None or said else None), ""
+
+
+def _of_file(spec: ModelSpec | None) -> tuple[str | None, bool]:
+    """(model_type of the config.json that a model was read from, whether it names code of its own)."""
+    source = spec.source.rpartition("; ")[2] if spec is not None else ""
+    file = Path(source) if source.endswith(".json") else None
+    if file is None or not library.is_file(file):
+        return None, False
+    data = library.parse_json(library.read_text(file), str(file))
+    return str(data.get("model_type")), bool(data.get("auto_map"))

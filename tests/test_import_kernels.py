@@ -1,0 +1,73 @@
+"""Kernels that a configuration names and that count for some models, or on some machines, alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from import_files import written
+
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+TRL = (
+    "trust_remote_code: {}\ndataset_name: some/data\nbf16: true\nmax_length: 2048\nper_device_train_batch_size: 2\npacking: true\n"
+    "gradient_accumulation_steps: 4\ngradient_checkpointing: true\nuse_liger_kernel: true\nmodel_name_or_path: "
+)
+FACTORY = (
+    "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 2048\nbf16: true\nper_device_train_batch_size: 2\n"
+    "dataset: own\nenable_liger_kernel: true\ntemplate: default\ndeepspeed: null\nmodel_name_or_path: "
+)
+SWIFT = "swift sft --tuner_type full --max_length 2048 --per_device_train_batch_size 2 --use_liger_kernel true --model "
+
+
+def _config(tmp_path: Path, **more: object) -> str:
+    sizes = {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 32000, "tie_word_embeddings": False, "model_type": "llama",
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "of").mkdir(exist_ok=True)
+    return str(written(tmp_path, json.dumps({**sizes, **more}), "of/config.json"))
+
+
+def _read(tmp_path: Path, text: str, name: str = "sft.yaml", model: str | None = None) -> Reading:
+    return read(written(tmp_path, text, name), None, Given(num_gpus=1, model=model, settings={"fsdp": "no_shard"}))
+
+
+@pytest.mark.parametrize(("name", "remote", "fused", "note"), [
+    ("Qwen/Qwen2.5-7B-Instruct", "true", True, ""), ("someone/my-llama-tuned", "true", True, ""),
+    ("facebook/opt-6.7b", "false", False, "does not fuse the loss of 'facebook/opt-6.7b'"),
+    ("owner/newmodel-1b", "true", False, "--set trust_remote_code=false prices its loss"),
+    ("owner/newmodel-1b", "false", True, "priced for 'owner/newmodel-1b'; it counts for models that Liger patches"),
+])  # fmt: skip
+def test_liger_counts_for_models_that_it_patches(tmp_path: Path, name: str, remote: str, fused: bool, note: str) -> None:
+    found = _read(tmp_path, TRL.format(remote) + name)
+    assert ("loss=fused_linear" in found.trainer, "loss=kept" in found.trainer) == (fused, not fused)
+    said = [one for one in found.notes if "iger" in one]
+    assert (note in " ".join(said)) and bool(said) == bool(note)
+
+
+@pytest.mark.parametrize(("keys", "fused"), [
+    ({}, True), ({"model_type": "stablelm"}, False), ({"auto_map": {"AutoModel": "modeling_own.Own"}}, False),
+    ({"model_type": "Unknown", "bias": True}, False),
+])  # fmt: skip
+def test_liger_counts_by_the_config_of_the_model(tmp_path: Path, keys: dict[str, object], fused: bool) -> None:
+    _config(tmp_path, **keys)
+    found = _read(tmp_path, TRL.format("true") + "of")
+    assert ("loss=fused_linear" in found.trainer) == fused
+
+
+@pytest.mark.parametrize(("text", "file"), [(FACTORY, "a.yaml"), (SWIFT, "run.sh")])
+def test_liger_of_other_trainers(tmp_path: Path, text: str, file: str) -> None:
+    assert "loss=fused_linear" in _read(tmp_path, f"{text}Qwen/Qwen3-8B\n", file).trainer
+    found = _read(tmp_path, f"{text}EleutherAI/pythia-6.9b\n", file)
+    assert "fused_linear" not in found.trainer and "so all scores are kept" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(("kernel", "noted"), [("flex_attention", True), ("flash_attention_2", False), ("sdpa", False)])
+def test_attention_that_no_plan_has(tmp_path: Path, kernel: str, noted: bool) -> None:
+    note = f"attention by {kernel} is priced as the kernel of the trainer's default"
+    found = _read(tmp_path, f"{TRL.format('false')}Qwen/Qwen3-8B\nattn_implementation: {kernel}\n")
+    assert (note in found.notes) == noted
+    assert (note in _read(tmp_path, f"{SWIFT}Qwen/Qwen3-8B --attn_impl {kernel}\n", "run.sh").notes) == noted
