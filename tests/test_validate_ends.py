@@ -233,9 +233,11 @@ print("SAID", " | ".join(said))
 @needs_torch
 def test_a_validation_says_how_far_all_of_it_is_and_how_long_the_rest_takes() -> None:
     said = script(FAR)["SAID"].split(" | ")
-    assert said[0] == "12 % done; rank 0, 0.25 of rank 0" and said[-1].startswith("100 % done, about")
-    left = re.fullmatch(r"25 % done, about ([\d.]+) s left; rank 0, 0.5 of rank 0", said[1])
-    assert left and 3.0 < float(left[1]) < 8.0
+    first = r"12 % done(, about \d+ s left)?; rank 0, 0.25 of rank 0"  # it promises nothing in its first second
+    assert re.fullmatch(first, said[0])
+    assert said[-1].startswith("100 % done, about")
+    left = re.fullmatch(r"25 % done, about (\d+) s left; rank 0, 0.5 of rank 0", said[1])
+    assert left and float(left[1]) > 3.0, "three times what it took so far, 1.2 s at least"
     assert [one.split(" %")[0] for one in said] == ["12", "25", "50", "62", "75", "100"]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from planner.lab.reference import eight_bits, fused_operators, transformer, virtual_stage
+from planner.lab.reference import eight_bits, flash_attention, fused_operators, transformer, virtual_stage
 from planner.lab.reference.split import Split
 from planner.lab.run import tensor_parallel, training
 from planner.lab.run.parity import Truth, of_rank
@@ -106,10 +106,10 @@ def _gate() -> list[Patch]:
 
 
 def _no_mask() -> list[Patch]:
-    forward, backward = fused_operators._flash, fused_operators._flash_backward
+    forward, backward = flash_attention._flash, flash_attention._flash_backward
     return [
-        (fused_operators, "_flash", lambda q, k, v, _: forward(q, k, v, False)),
-        (fused_operators, "_flash_backward", lambda gradient, saved, _: backward(gradient, saved, False)),
+        (flash_attention, "_flash", lambda q, k, v, _: forward(q, k, v, False)),
+        (flash_attention, "_flash_backward", lambda gradient, saved, _: backward(gradient, saved, False)),
     ]
 
 
