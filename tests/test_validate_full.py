@@ -28,6 +28,7 @@ pytestmark = pytest.mark.proof
 
 
 @needs_torch
+@pytest.mark.alone
 def test_a_plan_runs_on_two_processes_and_is_compared(tmp_path: Path) -> None:
     plan_file(tmp_path)
     here = profile_here(tmp_path)
