@@ -40,7 +40,7 @@ class FineTuning:
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
     tables: Annotated[str, one_of("", "fp32", "frozen")] = ""
-    """Dtype of tables that are trained as a whole beside adapters: fp32, that of the frozen table; empty = as PEFT has them."""
+    """Dtype of tables that are trained as a whole with adapters: fp32, that of the frozen table; empty = as PEFT has them."""
     pair_logits: Positive = 8.0
     """Bytes per logit alive at the peak of the loss of DPO."""
     objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()

@@ -62,7 +62,7 @@ def _projections(shard: Shard) -> list[Operator]:
 
     MLA: the down projections work on T_s tokens, or on T where layers save their gathered input, and are whole on every rank,
     the up projections are split by heads [DeepSeek-V2, section 2.1]; Megatron can repeat the latter instead of keeping Q, K and
-    V. K is the output of its up projection beside the rotary part, which all heads share and the concatenation copies to each.
+    V. K is the output of its up projection next to the rotary part, which all heads share and the concatenation copies to each.
     """
     model, e, tp, tokens = shard.model, shard.element, shard.tp, shard.tokens
     h = float(model.hidden_size)

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.routing import busiest
-from planner.layout import Layout, Module
+from planner.layout import Layout, Module, Recompute
 from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import Trainer
@@ -239,6 +239,12 @@ class Shard:
     def tokens_split(self) -> Floats:
         """T_s: T / t with sequence parallelism, else T."""
         return self.tokens / self.split
+
+    @cached_property
+    def listed(self) -> Floats:
+        """1 where recompute goes by the save list (``cost.layer.save_list``), else 0."""
+        modules = np.asarray(self.layout.recompute_modules) & REPEATED
+        return ((np.asarray(self.layout.recompute) == Recompute.SELECTIVE) & (modules != 0)).astype(float)
 
     @property
     def dropout(self) -> float:

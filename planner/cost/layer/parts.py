@@ -15,7 +15,6 @@ from planner.cost.layer.operators import (
     Operator,
     Shard,
 )
-from planner.cost.layer.save_list import listed
 from planner.layout import Module
 
 
@@ -55,7 +54,7 @@ def norm(
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
-        kept=values * e * np.where(listed(shard) > 0, float(first), width / 2),
+        kept=values * e * np.where(shard.listed > 0, float(first), width / 2),
         saved=rows * model.hidden_size * shard.input_element * read_again(shard, *readers),
         launches=(passes, 2 * passes),
     )  # fmt: skip

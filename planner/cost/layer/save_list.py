@@ -5,20 +5,8 @@
 
 import numpy as np
 
-from planner.arrays import Floats
-from planner.cost.layer.operators import REPEATED, Number, Shard
-from planner.layout import Recompute
+from planner.cost.layer.operators import Number, Shard
 from planner.model import ModelSpec
-
-
-def listed(shard: Shard) -> Floats:
-    """1 where recompute goes by the save list, else 0."""
-    layout = shard.layout
-    return np.where(
-        (np.asarray(layout.recompute) == Recompute.SELECTIVE) & ((np.asarray(layout.recompute_modules) & REPEATED) != 0),
-        1.0,
-        0.0,
-    )
 
 
 def attention_products(model: ModelSpec) -> int:
@@ -36,4 +24,4 @@ def listed_output(shard: Shard, product: int) -> Number:
     """Bytes kept of what a product puts out whose outputs are summed over tensor-parallel ranks: T rows if it is kept itself, and
     the T_s of its reduce-scatter."""
     rows = shard.tokens * (1.0 - repeats(product)) + np.where(shard.split > 1, shard.tokens_split, 0.0)
-    return listed(shard) * rows * shard.model.hidden_size * shard.element
+    return shard.listed * rows * shard.model.hidden_size * shard.element

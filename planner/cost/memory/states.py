@@ -103,9 +103,8 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     trained = parameters.trained(workload)
     dense, expert = base_bytes(workload, trainer, parameters)
     resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
-    each = (workload.lora_rank > 0) * trainer.stored.weight_bytes
-    plain, routed = parameters.adapters - parameters.expert_adapters, parameters.expert_adapters
-    extra = per_rank(plain * each, routed * each, trainer.stored.weight_sharding_level)
+    adapters = parameters.adapters - parameters.expert_adapters, parameters.expert_adapters
+    extra = per_rank(*adapters, trainer.stored.weight_sharding_level) * trainer.stored.weight_bytes
     wrapped = (zero < 1) | (workload.precision == "bf16_true")  # without fp32 gradients of its own DDP stays under ZeRO 1
     buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & wrapped)
     if workload.reference:

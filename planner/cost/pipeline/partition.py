@@ -194,7 +194,7 @@ class StageParameters:
         return self.dense + self.expert
 
     def trained(self, workload: Workload) -> tuple[Floats, Floats]:
-        """Parameters that get gradients: all of them, or the adapters with what is trained beside them."""
+        """Parameters that get gradients: all of them, or the adapters with what is trained in addition."""
         if workload.lora_rank:
             return self.adapters - self.expert_adapters + self.whole, self.expert_adapters
         return self.dense - self.image_encoder * (not workload.trains_images), self.expert

@@ -335,11 +335,11 @@ def every_second_matmul(model: ModelSpec) -> Any:
         return CheckpointPolicy.MUST_SAVE if _always_kept(function) else CheckpointPolicy.PREFER_RECOMPUTE
 
     forward, again = create_selective_checkpoint_contexts(policy)
-    return forward, _both(again)
+    return forward, _with_saved_attention(again)
 
 
 @contextmanager
-def _both(again: Any) -> Iterator[None]:
+def _with_saved_attention(again: Any) -> Iterator[None]:
     with again, SavedAttention():
         yield
 
