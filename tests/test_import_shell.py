@@ -9,7 +9,8 @@ import pytest
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.shell import evaluate, options, roots, shown_text, words_of
+from planner.trainers.reading.shell import ends_early, evaluate, options, roots, shown_text, words_of
+from planner.trainers.reading.shell.text import started_inside
 
 
 def arguments(text: str, directory: Path | None = None, **given: str) -> dict[str, str]:
@@ -149,6 +150,15 @@ def test_whatever_a_script_holds_there_is_an_answer_or_a_sentence() -> None:
         except PlannerError as error:
             assert "\n" not in str(error) and "t" in str(error)
     assert answered > 300
+
+
+def test_large_texts_are_looked_through_once() -> None:
+    """A megabyte of open brackets, and a command of many programs: each took time by a power of its length."""
+    brackets = "python train.py --tp 2 \\ \n --pp 2\nA=\"" + "=(" * 500_000 + ')"\n'
+    assert ends_early(brackets)
+    assert not ends_early("A=" + "=(" * 500_000 + "\\ \n --b)")
+    assert started_inside("$(python " + ".py --a " * 900 + ")x") == ""
+    assert started_inside("$(srun python train.py -v --tp 2 | tail -1)") == "srun python train.py -v --tp 2 | tail -1"
 
 
 LOOP = """batch=1

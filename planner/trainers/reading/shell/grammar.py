@@ -19,8 +19,6 @@ _BLANK_BEHIND = re.compile(r"\\[ \t]+\n(?=[ \t]*--)")
 _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&")
 
 
-_INSIDE = re.compile(r"=(?:\([^)]*|\"[^\"]*|'[^']*)\Z")
-"""An array or quotes that are open at the end of a text."""
 _REMARK = re.compile(r"`[ \t]*#[^`\n]*`")
 """A command that is nothing but a remark, between options: `# why`."""
 
@@ -29,7 +27,14 @@ def ends_early(text: str) -> bool:
     """Whether a shell ends a command before options that are read as its own; lines of an array or in quotes end none."""
     text = re.sub(r"^[ \t]*#.*", "#", _REMARK.sub("", text), flags=re.MULTILINE)
     places = [one.start() for form in (_BLANK_BEHIND, _COMMENTED_OUT) for one in form.finditer(text)]
-    return any(_INSIDE.search(text[:one]) is None for one in places)
+    return not all(_inside(text, one) for one in places)
+
+
+def _inside(text: str, end: int) -> bool:
+    """Whether an array or quotes of an assignment are open there."""
+    if text.rfind("=(", 0, end) > text.rfind(")", 0, end):
+        return True
+    return any((last := text.rfind(quote, 0, end)) > 0 and text[last - 1] == "=" for quote in "\"'")
 
 
 def parse(text: str, where: str) -> list[Node]:

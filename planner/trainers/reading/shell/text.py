@@ -102,12 +102,17 @@ def options(words: Iterable[Word]) -> Iterator[tuple[str, list[str], tuple[str, 
         yield name, values, under
 
 
-_STARTED = re.compile(r"(?s)\"?\$\((\s*(?:srun|torchrun|accelerate|deepspeed|python3?)\s.*\.py\s.*\s--\w.*)\)\"?")
+_STARTED = re.compile(r"\"?\$\(\s*(?:srun|torchrun|accelerate|deepspeed|python3?)\s")
+_PROGRAM, _OPTION = re.compile(r"\.py\s"), re.compile(r"\s--\w")
 _LONGEST = 8000
 """Characters of a text in which a program is looked for."""
 
 
 def started_inside(raw: str | list[str]) -> str:
     """The program with options whose output a variable takes, which runs all the same: id=$(srun python train.py --tp 2 | tail)."""
-    found = _STARTED.fullmatch(raw) if isinstance(raw, str) and len(raw) < _LONGEST else None
-    return found[1] if found else ""
+    start = _STARTED.match(raw) if isinstance(raw, str) and len(raw) < _LONGEST else None
+    text = raw.removesuffix('"') if isinstance(raw, str) else ""
+    program = _PROGRAM.search(text, start.end()) if start is not None and text.endswith(")") else None
+    if program is None or _OPTION.search(text, program.end()) is None:
+        return ""
+    return text[text.index("(") + 1 : -1]
