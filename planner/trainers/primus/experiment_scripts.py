@@ -19,7 +19,7 @@ PROGRAM = re.compile(rf"(\S*/)?{_SCRIPT}\.own|(pre|post)train|(\S*/)?primus/trai
 """What stands before the options of the experiment: its scripts, the command of its client, its older program."""
 PLACE = re.compile(r".*(path|dir|folder)|tokenizer_model|save|load|workspace|exp_name|user_name|work_group")
 """Keys of an experiment that decide neither time nor memory: a variable there needs no value."""
-EDITS = re.compile(r"\byaml\.(safe_)?dump\b|\byq\s+(\S+\s+)*-i\b|\bsed\s+(\S+\s+)*-i\b")
+DUMPS, EDITORS, IN_PLACE = re.compile(r"\byaml\.(safe_)?dump\b"), re.compile(r"\b(yq|sed)(?=\s)"), re.compile(r"\s-i\b")
 """Commands that may change the file before it is read."""
 
 
@@ -47,8 +47,14 @@ def started(path: Path, said: Given) -> tuple[Path, Given, dict[str, Any], tuple
         ask(str(path), list({one.name: one for one in waiting}.values()))
     note = f"{file.name}: the script may change it before Primus reads it (sed, yq or Python), which is not followed"
     several = "it starts several trainings; the last is read" if len({tuple(one) for one in words}) > 1 else ""
-    notes = tuple(one for one in (note if EDITS.search(text) else "", several) if one)
+    notes = tuple(one for one in (note if _edits(text) else "", several) if one)
     return file, dataclasses.replace(said.with_settings(filled), num_gpus=gpus), over, notes
+
+
+def _edits(text: str) -> bool:
+    """Whether a script writes YAML, or has an editor of files with -i somewhere behind it."""
+    editor = EDITORS.search(text)
+    return DUMPS.search(text) is not None or (editor is not None and IN_PLACE.search(text, editor.end()) is not None)
 
 
 def _places(words: list[str]) -> list[int]:
