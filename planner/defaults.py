@@ -18,6 +18,7 @@ from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.hardware.asked import hardware_asked
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
+from planner.model_names import unknown_family
 from planner.options import Ratios, Unstated, assumed_options, unstated
 from planner.plan_file import Plan, predict
 from planner.plausible import odd_sizes
@@ -319,8 +320,8 @@ def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
         Assumption("odd size", value, f"{why}: is its file right? planned as it says", "--model FILE")
         for value, why in odd_sizes(model)
     ]
-    if " read as " in model.source:  # of a config.json whose family is not known
-        why = f"{model.source.partition(' read as ')[0]} is not known, and its config.json has the keys of a llama alone"
+    if kind := unknown_family(model.source):
+        why = f"{kind} is not known, and its config.json has the keys of a llama alone"
         found.append(Assumption("architecture", "llama, by its keys", why, "--model FILE"))
     if model.quantised:
         kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"

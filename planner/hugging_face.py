@@ -10,6 +10,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.hybrid_configs import HYBRIDS
 from planner.model_constants import constants_of_config
+from planner.model_names import READ_AS
 from planner.schema import value_of, within
 from planner.vision import vision_tower
 
@@ -142,7 +143,7 @@ def _as_llama(inner: Mapping[str, Any], kind: str | None) -> tuple[Mapping[str, 
         return inner, kind, ""
     bias = inner.get("attention_bias", inner.get("bias", inner.get("qkv_bias", False)))
     said = {"mlp_bias": False, **inner, "attention_bias": bias, "model_type": "llama"}
-    return said, "llama", f"model_type {str(kind)[:60]} read as llama by its keys"
+    return said, "llama", f"model_type {str(kind)[:60]}{READ_AS}"
 
 
 def _has_llamas(inner: Mapping[str, Any]) -> bool:

@@ -31,6 +31,15 @@ HUB_ADDRESS = re.compile(r"^(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\
 """The address of a page of the hub, with the repository in it."""
 _BLOCKS = re.compile(r"(qwen|zai-org|deepseek-ai|minimaxai)/.*-fp8$", re.IGNORECASE)
 
+READ_AS = " read as llama by its keys"
+"""What stands behind the model_type in the source of a model whose family is not known."""
+
+
+def unknown_family(source: str) -> str:
+    """'model_type X' of the source of such a model; '' = its family is known."""
+    kind, read_as, _ = source.partition(READ_AS)
+    return kind if read_as else ""
+
 
 @cache
 def aliases() -> dict[str, str]:

@@ -8,7 +8,7 @@ from functools import cache
 from planner import library
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
-from planner.model_names import named
+from planner.model_names import READ_AS, named, unknown_family
 from planner.record import record
 from planner.schema import check_keys, read
 from planner.serving.serving_layout import Precision
@@ -44,7 +44,7 @@ def published(model: ModelSpec) -> Published:
     for names, found in _table().items():
         if named(model.name, names.split()):
             return found
-    read_as = f"; {model.source.partition('; ')[0]}" if " read as " in model.source else ""  # a family that is not known
+    read_as = f"; {kind}{READ_AS}" if (kind := unknown_family(model.source)) else ""
     return Published(precision=Precision(), why=f"as published{read_as}")
 
 
