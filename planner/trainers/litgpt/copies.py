@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.litgpt.fabric_programs import POLICIES, REPLICAS, SHARDING
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.python_text import last_name, tree_of
+from planner.trainers.reading.python_text import last_name, tree_or_none
 from planner.trainers.reading.settings import Settings, beside
 
 FULLY_SHARDED = "ModelParallelStrategy"
@@ -35,7 +34,7 @@ def copy_of(given: Settings, program: str) -> Copy:
     """What the copy of a program says: pretrain, finetune/lora, finetune/full. What nobody reads is asked."""
     names = [f"litgpt/{program}.py", *([f"{program}.py"] if "/" in program else [])]
     file = next((one for name in names if (one := beside(given.path, name, (".py",)))), None)
-    tree = _tree(file)
+    tree = tree_or_none(file)
     if file is None or tree is None:
         return Copy()
     named = ((one, last_name(one.func)) for one in ast.walk(tree) if isinstance(one, ast.Call))
@@ -49,13 +48,6 @@ def copy_of(given: Settings, program: str) -> Copy:
         what.append("it compiles the model" if said else "it does not compile the model")
     notes = (f"{program}.py beside it: {', '.join(what)}",) if what else ()
     return Copy(kinds, fields, said, notes)
-
-
-def _tree(file: Path | None) -> ast.Module | None:
-    try:
-        return tree_of(file) if file is not None else None
-    except PlannerError:
-        return None
 
 
 def _usual(program: str) -> int:
@@ -103,7 +95,7 @@ FUSED = re.compile(r"scaled_dot_product_attention|flex_attention|memory_efficien
 
 def writes_scores_out(path: Path) -> bool:
     """Whether the copy's model.py computes attention by a softmax of its own, and by no kernel that keeps no matrix of scores."""
-    tree = _tree(beside(path, "litgpt/model.py", (".py",)))
+    tree = tree_or_none(beside(path, "litgpt/model.py", (".py",)))
     if tree is None:
         return False
     calls = [one.func for one in ast.walk(tree) if isinstance(one, ast.Call)]

@@ -4,8 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from planner.errors import PlannerError
-from planner.trainers.reading.python_text import last_name, tree_of
+from planner.trainers.reading.python_text import last_name, tree_or_none
 from planner.trainers.reading.settings import Settings, beside
 
 TUNED = {"global_batch_size": 16, "micro_batch_size": 1, "max_seq_length": None}
@@ -23,10 +22,8 @@ BOTH = {"precision": None, "num_nodes": 1}
 def lay_under(given: Settings, train: Settings, program: str) -> tuple[str, ...]:
     """Takes what the program of the checkout has otherwise than the releases for what is not said, and a note that says so."""
     file = beside(given.path, f"litgpt/{program}.py", (".py",))
-    try:
-        found = dict(_defaults(tree_of(file))) if file is not None else {}
-    except PlannerError:
-        return ()
+    tree = tree_or_none(file)
+    found = dict(_defaults(tree)) if tree is not None else {}
     usual = USUAL[program] | BOTH
     own = {name: value for name, value in found.items() if name in usual and value != usual[name]}
     train.usual = {name: value for name, value in own.items() if name in TUNED}

@@ -9,7 +9,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.trainers.reading.configuration import known_model
-from planner.trainers.reading.python_text import tree_of
+from planner.trainers.reading.python_text import tree_or_none
 from planner.trainers.reading.settings import beside
 
 USUAL: dict[str, Any] = {
@@ -85,11 +85,8 @@ def of_a_checkout(name: str, path: Path) -> ModelSpec | None:
     """The model that the list of a checkout around a file has under a name, like that of a fork; None = none."""
     last = name.rstrip("/").rpartition("/")[2]
     file = beside(path, "litgpt/config.py", (".py",)) if last else None
-    try:
-        calls = [one for one in ast.walk(tree_of(file)) if isinstance(one, ast.Call)] if file is not None else []
-    except PlannerError:
-        return None
-    for one in calls:
+    tree = tree_or_none(file)
+    for one in (one for one in ast.walk(tree) if isinstance(one, ast.Call)) if tree is not None else ():
         said = {str(word.arg): word.value.value for word in one.keywords if isinstance(word.value, ast.Constant)}
         if getattr(one.func, "id", "") == "dict" and str(said.get("name", "")).removesuffix("{}") == last:
             loose = [word.arg for word in one.keywords if word.arg not in said and word.arg in USUAL]

@@ -106,12 +106,13 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         raise PlannerError(f"{given.path}: adapters while pre-training, which LitGPT does not have; finetune_lora is modelled")
     if not (adapters or pretrain or by_command):
         notes = (*notes, "none of lora_r, quantize is said: full fine-tuning")
-    notes += lay_under(given, train, "pretrain" if pretrain else "finetune/lora" if adapters else "finetune/full")
+    program = "pretrain" if pretrain else "finetune/lora" if adapters else "finetune/full"
+    notes += lay_under(given, train, program)
     each = each if given.get("devices", "auto" if pretrain else 1) in ("auto", -1, "-1") else given.size("devices")
     nodes = given.size("num_nodes")
     gpus = num_gpus or (each * nodes if each else None)
     fields, batch, shared = _batch(given, train, pretrain, gpus, nodes)
-    copy = copy_of(given, "pretrain" if pretrain else "finetune/lora" if adapters else "finetune/full")
+    copy = copy_of(given, program)
     if gpus != 1:
         fields |= copy.fields
     again = given.first(*RECOMPUTES)

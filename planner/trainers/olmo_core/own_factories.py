@@ -5,8 +5,7 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 
-from planner.errors import PlannerError
-from planner.trainers.reading.python_text import last_name, tree_of
+from planner.trainers.reading.python_text import last_name, tree_or_none
 from planner.trainers.reading.settings import beside
 
 OWNER = "TransformerConfig"
@@ -29,10 +28,8 @@ def written_out(tree: ast.Module, path: Path) -> ast.Module:
 
 def _module(path: Path, node: ast.ImportFrom) -> dict[str, ast.FunctionDef]:
     file = beside(path, f"{str(node.module).replace('.', '/')}.py", (".py",))
-    try:
-        return _functions(tree_of(file)) if file is not None and file != path else {}
-    except PlannerError:
-        return {}
+    tree = tree_or_none(file) if file != path else None
+    return _functions(tree) if tree is not None else {}
 
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:

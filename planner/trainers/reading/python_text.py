@@ -52,14 +52,8 @@ def tree_of(path: Path) -> ast.Module:
         if re.search(r"^[!%][a-z]", text, re.MULTILINE):  # cells of a notebook, saved as they are
             text = re.sub(r"^([ \t]*)[!%][a-z].*$", r"\1pass", text, flags=re.MULTILINE)
         return library.parse_python(text, str(path))
-    notebook = library.parse_json(text, str(path))
-    cells = notebook.get("cells") if isinstance(notebook, dict) else None
     found, line, error = ast.Module([], []), 0, None
-    for cell in cells if isinstance(cells, list) else []:
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source", "")
-        source = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    for source in _cells(text, path):
         source = re.sub(r"^([ \t]*)[!%?](.*\\\n)*.*$", r"\1pass", source, flags=re.MULTILINE)
         try:
             tree = library.parse_python(source, str(path))
@@ -73,15 +67,29 @@ def tree_of(path: Path) -> ast.Module:
     return found
 
 
+def tree_or_none(path: Path | None) -> ast.Module | None:
+    """The same of a file that may be missing or no Python."""
+    try:
+        return tree_of(path) if path is not None else None
+    except PlannerError:
+        return None
+
+
+def _cells(text: str, path: Path) -> Iterator[str]:
+    """What stands in the code cells of a notebook. Raises PlannerError."""
+    notebook = library.parse_json(text, str(path))
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    for cell in cells if isinstance(cells, list) else []:
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            source = cell.get("source", "")
+            yield "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
 def shell_of_cells(path: Path) -> str:
     """The commands of a notebook's cells: lines behind ! or %, cells that a shell runs whole, and files that cells write. Raises
     PlannerError."""
-    notebook = library.parse_json(cleaned(read_text(path)), str(path))
-    cells = notebook.get("cells") if isinstance(notebook, dict) else None
     found: list[str] = []
-    for cell in cells if isinstance(cells, list) else []:
-        source = cell.get("source", "") if isinstance(cell, dict) and cell.get("cell_type") == "code" else ""
-        source = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    for source in _cells(cleaned(read_text(path)), path):
         head, _, rest = source.partition("\n")
         lines = (one.group() for one in re.finditer(r"^[ \t]*[!%][a-z](.*\\\n)*.*$", source, re.MULTILINE))
         file = re.fullmatch(r"%%(?:writefile|file) +(-a +)?(\S+) *", head)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.model import ModelSpec, from_hugging_face
+from planner.trainers.reading.python_text import tree_or_none
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.values import read_text
 
@@ -21,7 +22,7 @@ def own_model(path: Path, name: str, flavor: str) -> tuple[ModelSpec | None, str
     None = it is not there, or its words are not all known.  [models/llama3/__init__.py, model/args.py, FeedForward]"""
     folders = (name, "llama") if name in VOCABULARIES and "debug" not in flavor else ()  # whose tokenizer is a small one
     for file in filter(None, (beside(path, f"torchtitan/models/{one}/__init__.py", (".py",)) for one in folders)):
-        words = _words(read_text(file), name, flavor)
+        words = _words(file, name, flavor)
         whole = [words.get(one) for one in ("dim", "n_layers", "n_heads")]
         if all(isinstance(one, int) and one > 0 for one in whole):
             spec, where = _spec(words, name, str(file)), "/".join(file.parts[-3:])
@@ -37,13 +38,10 @@ def own_loss(path: Path, name: str) -> tuple[str, ...]:
     return (f"the loss is {odd[0]} of the project; priced as cross entropy after one pass of the model",) if odd else ()
 
 
-def _words(text: str, name: str, flavor: str) -> dict[str, Any]:
+def _words(file: Path, name: str, flavor: str) -> dict[str, Any]:
     """Arguments of the flavour in the registry's dictionary; empty where it is not there or has words that are not known."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return {}
-    registries = [one for one in ast.walk(tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).startswith(name)]
+    nodes = ast.walk(tree_or_none(file) or ast.Module([], []))
+    registries = [one for one in nodes if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).startswith(name)]
     for registry in (one.value for one in registries if isinstance(one.value, ast.Dict)):
         for key, value in zip(registry.keys, registry.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == flavor and isinstance(value, ast.Call) and not value.args:
