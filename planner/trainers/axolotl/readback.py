@@ -9,13 +9,13 @@ from pathlib import Path
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers import load
-from planner.trainers.axolotl import unpriced
 from planner.trainers.axolotl.unpriced import (
     ask_what_is_open,
     has_plugin,
     notes,
     of_images,
     of_lora_kernels,
+    of_tables,
     require_modelled,
 )
 from planner.trainers.reading import base_weights, fine_tuning
@@ -130,7 +130,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
             *of_lora_kernels(given, split.kind == "fsdp" and _fsdp_version(given) != 2),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
             *of_images(given, spec := base_weights.spec_of(given, known)),
-            *(unpriced.of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
+            *(of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
         ),
     ))  # fmt: skip
 

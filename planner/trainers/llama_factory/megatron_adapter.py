@@ -68,10 +68,12 @@ def parse(given: Settings, objective: str, length: int, quiet: re.Pattern[str], 
         dp = quotient(num_gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
         fields |= {"dp": dp, "num_microbatches": steps}
         batch *= dp
+    trainer = _trainer(given)
+    of_loss = (IN_PLACE,) * ("loss_fusion=on" in trainer)
     return Reading(
-        trainer=_trainer(given),
+        trainer=trainer,
         fields=fields, model=model, model_name=name, sequence_length=length, global_batch_size=batch, num_gpus=num_gpus,
-        precision=_precision(given), optimizer=_optimizer(given), notes=(*notes, *_dispatch(given, fields), *_of_loss(given)),
+        precision=_precision(given), optimizer=_optimizer(given), notes=(*notes, *_dispatch(given, fields), *of_loss),
         questions=(*map(_not_priced, found), *asked),
         unread=tuple(one for one in given.left() if not re.fullmatch(rf"{quiet.pattern}|{QUIET.pattern}", one.split(" = ")[0])),
     )  # fmt: skip
@@ -92,10 +94,6 @@ def _not_priced(name: str) -> Question:
     what = "decides memory or degrees and is not priced; false imports the job without"
     block, _, key = name.partition(".")
     return Question(name=block, about=f"{key}: {what}" if key else what, choices=("false",))
-
-
-def _of_loss(given: Settings) -> tuple[str, ...]:
-    return (IN_PLACE,) if "loss_fusion=on" in _trainer(given) else ()
 
 
 def _trainer(given: Settings) -> str:

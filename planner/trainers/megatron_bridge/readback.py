@@ -15,6 +15,7 @@ from planner.trainers.megatron_bridge import performance, recipe_releases, saved
 from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse, require_no_fsdp
 from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
+    BLOCKS,
     DECISIVE,
     SECTIONS,
     functions,
@@ -45,8 +46,6 @@ TRAINS = ("pretrain", "finetune", "train", "ConfigContainer", "TrainingConfig")
 """What a program uses that trains."""
 STARTS = ("pretrain", "finetune")
 """Functions of Megatron-Bridge that train."""
-FOLLOWED = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
-"""Statements for which a recipe is followed as a program is."""
 PUBLISHED = ("the recipe is as Megatron-Bridge of 2026-11 publishes it",)
 
 def read(path: Path, said: Given) -> Reading:
@@ -212,7 +211,7 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[d
     function = functions(tree)[asked or recipes[0]]
     called = {last_name(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
     starts = len(recipes) == 1 and function.name in called and bool(called & {*STARTS})
-    if starts or any(isinstance(one, FOLLOWED) for one in ast.walk(function)):
+    if starts or any(isinstance(one, BLOCKS) for one in ast.walk(function)):
         return _of_function(path, tree, "" if starts else function.name, said, known)
     known, older = recipe_releases.chosen(said, (path,), lambda _, started: settings_of(
         tree, asked or recipes[0], with_modules_beside(path, tree, started)))  # fmt: skip

@@ -48,6 +48,8 @@ OF_A_PART = (
     *UNSAID, "optimizer.optimizer", "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "ddp.grad_reduce_in_fp32",
 )  # fmt: skip
 """What a function says that recipes of Megatron-Bridge share, like _moonlight_finetune_common, and that is not followed."""
+BLOCKS = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
+"""Statements whose parts run under conditions or several times."""
 DECISIVE = (
     "model.hf", *(f"model.{one}_parallel_size" for one in (
         "tensor_model", "pipeline_model", "virtual_pipeline_model", "context", "expert_model", "expert_tensor")),
@@ -153,7 +155,7 @@ class Recipes:
 
     def step(self, node: ast.stmt, found: dict[str, Any]) -> None:
         """Adds to ``found`` what a statement leaves; what is set under conditions and in loops is asked for."""
-        if isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.With | ast.Match):
+        if isinstance(node, BLOCKS):
             for one in (one for one in ast.walk(node) if isinstance(one, ast.Assign)):
                 place = self.place_of(one.targets[0]) if isinstance(one.targets[0], ast.Attribute) else None
                 if place == "peft" and place in found:  # one of its kind, or an object in its place

@@ -244,7 +244,7 @@ def _takes_no_reference(made: ast.ClassDef) -> bool:
     starts = [one.args for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     names = {one.arg for each in starts for one in (*each.args, *each.kwonlyargs)}
     alone = [last_name(one) for one in made.bases] == ["Trainer"] and "model" in names
-    return alone and not any("ref" in re.split(r"_", one) for one in names) and not any(one.kwarg for one in starts)
+    return alone and not any("ref" in one.split("_") for one in names) and not any(one.kwarg for one in starts)
 
 
 def _require_language_model(program: Program) -> None:

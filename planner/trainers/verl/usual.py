@@ -51,7 +51,7 @@ def is_sft(found: Launch) -> bool:
 
 def own_sft(path: Path, program: str) -> tuple[str, ...]:
     """A note on a program of a project whose trainer is a subclass of verl's SFT trainer; empty for another."""
-    file = _program(path, program, path.resolve().parents[:8])
+    file = _program(path, program)
     tree = library.parse_python(read_text(file), str(file)) if file is not None else ast.Module([], [])
     made = [one for one in tree.body if isinstance(one, ast.ClassDef) and any(last_name(base) == TRAINER for base in one.bases)]
     if not made:
@@ -65,7 +65,8 @@ def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str
     """Defaults of the verl that lies around the script, which differ between versions: tp 4 and no recompute in those of 2024;
     what stands over the command's words; and notes. A verl that does not know the command's keys is not the one that it starts."""
     tuned = is_sft(found)
-    file, own = _configuration(path, found, tuned)
+    program = _program(path, found.program)
+    file, own = _configuration(path, found, tuned, program)
     data = file_settings(file, "a configuration of verl") if file and tuned == ("sft" in f"{found.program}{file.stem}") else {}
     notes: tuple[str, ...] = ()
     if tuned and data and (strange := _strange(data, found.words)) is not None:
@@ -81,19 +82,18 @@ def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str
             known = override(known, {place: inner})
     stands: dict[str, Any] = {}
     if tuned and data:
-        stands, said = loaded(_program(path, found.program, path.resolve().parents[:8]), words, data)
+        stands, said = loaded(program, words, data)
         notes = (*notes, *said)
     open_still = tuned and "fsdp_sft_trainer" in found.program and CHECKPOINTING not in " ".join(found.words) and not known
     return known, stands, (*notes, *((BEFORE,) if open_still and not any(map(NEWER.match, found.words)) else ()))
 
 
-def _configuration(path: Path, found: Launch, tuned: bool) -> tuple[Path | None, bool]:
+def _configuration(path: Path, found: Launch, tuned: bool, program: Path | None) -> tuple[Path | None, bool]:
     """The file of defaults, and whether the program that lies there names one of its own.  [hydra.main]"""
     name = "ppo_trainer" if not tuned else "sft_trainer_engine" if found.program.endswith(".sft_trainer") else "sft_trainer"
     named = str(found.settings.get("config_name") or name).removesuffix(".yaml")
     package = found.program.partition(".")[0] if tuned and re.fullmatch(r"\w+(\.\w+)+", found.program) else "verl"
     parents = path.resolve().parents[:8]
-    program = _program(path, found.program, parents)
     written = HYDRA.search(read_text(program)) if program is not None else None
     said = dict(re.findall(r"config_(name|path)\s*=\s*[\"']([^\"'\n]{1,200})[\"']", written[1])) if written else {}
     own = tuned and "config_name" not in found.settings and said.get("name", name).removesuffix(".yaml") != name
@@ -107,13 +107,13 @@ def _configuration(path: Path, found: Launch, tuned: bool) -> tuple[Path | None,
     return next((file for one in folders if (file := one / f"{named}.yaml").is_file()), None), own
 
 
-def _program(path: Path, program: str, parents: Iterable[Path]) -> Path | None:
+def _program(path: Path, program: str) -> Path | None:
     """The program's file: near the script, or where a path of somebody's machine ends."""
     if (near := program_file(path, program)) is not None:
         return near
     parts = Path(program if program.endswith(".py") else f"{program.replace('.', '/')}.py").parts
     ends = [Path(*parts[start:]) for start in range(len(parts) - 1) if ".." not in parts and not Path(*parts[start:]).is_absolute()]
-    return next((file for one in parents for end in ends[:12] if (file := one / end).is_file()), None)
+    return next((file for one in path.resolve().parents[:8] for end in ends[:12] if (file := one / end).is_file()), None)
 
 
 def _strange(data: Mapping[str, Any], words: Iterable[str]) -> str | None:
