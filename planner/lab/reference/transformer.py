@@ -308,7 +308,7 @@ SAC_IGNORED_OPS.update(
 
 
 KEPT = ("flash_attention", "joined_attention", "reduce_scatter_tensor", "all_to_all_single", "topk")
-"""Operations, by parts of their names, that selective recompute keeps besides matrix products."""
+"""Operations, by parts of their names, that selective recompute keeps in addition to matrix products."""
 
 
 @cache

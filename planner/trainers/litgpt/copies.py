@@ -1,4 +1,4 @@
-"""The program of a copy of LitGPT beside a configuration: how it shards over several GPUs and whether it compiles, which forks
+"""The program of a copy of LitGPT around a configuration: how it shards over several GPUs and whether it compiles, which forks
 change while the settings stay the same."""
 
 import ast

@@ -139,7 +139,7 @@ def _reached(tree: ast.Module) -> ast.Module:
 
 
 class _WithModules(_Script):
-    """The same with what it imports from files beside it."""
+    """The same with what it imports from files in its folder."""
 
     def whole(self, tree: ast.Module) -> ast.Module:
         return super().whole(with_modules(tree, self.path))

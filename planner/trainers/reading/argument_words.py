@@ -62,7 +62,7 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepared(given: Settings, sharding: Sharding, old: bool) -> bool:
-    """Whether tables and norms beside a quantised base become fp32, in which all that no mixed precision casts then computes;
+    """Whether tables and norms of a quantised base become fp32, in which all that no mixed precision casts then computes;
     ``old``: of TRL while its trainers did so by themselves, but where weights are sharded.  [peft, utils/other.py]"""
     return given.flag(PREPARES[0]) or (old and sharding.kind != "fsdp" and sharding.fields.get("zero") != 3)
 

@@ -27,8 +27,9 @@ FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
 BRINGS_BACK, IN_HALF = (0, 7, 5), (0, 26)
-"""Versions of TRL: that bring tables back to bf16 under bf16 beside 4 bits, as long as they prepare them; that cast adapters to
-bf16 beside 4 or 8 bits, DPO since 0.29.  [trl/trainer/utils.py: peft_module_casting_to_bf16; trl/trainer/sft_trainer.py]"""
+"""Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them; that cast
+adapters to bf16 with one in 4 or 8 bits, DPO since 0.29.  [trl/trainer/utils.py: peft_module_casting_to_bf16;
+trl/trainer/sft_trainer.py]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
 
 
@@ -157,7 +158,7 @@ def _brings_back(given: Settings, trainer: str, frozen: str, precision: str) -> 
 
 
 def _old(given: Settings) -> bool:
-    """Whether a job is known to be of TRL before adapters beside a quantised base are in bf16, by its version or its words."""
+    """Whether a job is known to be of TRL before adapters on a quantised base are in bf16, by its version or its words."""
     return newer(given.path, "trl", IN_HALF) is False or "max_seq_length" in given.data
 
 

@@ -44,8 +44,8 @@ class Guide:
 
 
 def guide(path: Path) -> Guide | None:
-    """The command that launches a recipe: in its own comment, in a script beside it, or in a README.md of its folder or of those
-    above. None = there is none."""
+    """The command that launches a recipe: in its own comment, in a script of its folder, or in a README.md there or above.
+    None = there is none."""
     if path.suffix not in (".yaml", ".yml", ".json"):
         return None
     path = path.resolve()

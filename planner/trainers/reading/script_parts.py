@@ -218,7 +218,7 @@ def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) 
 
 
 def loaded_or_made(script: Script) -> dict[str, Any]:
-    """That adapters to go on with are loaded in one branch beside those that another one makes."""
+    """That adapters to go on with are loaded in one branch, and new ones made in another."""
     loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
     return {"goes_on_or_new": True} if any(script.keywords(one).get("is_trainable") is True for one in loaded) else {}
 

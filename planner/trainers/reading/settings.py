@@ -228,7 +228,7 @@ def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".
 
 
 def below(path: Path, name: str) -> Path | None:
-    """The one file of that name in a folder beside a script, which may change to it first."""
+    """The one file of that name in a folder next to a script, which may change to it first."""
     if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > 200 or "\0" in name:
         return None
     folders = islice((one for one in path.resolve().parent.iterdir() if one.is_dir()), MOST_FOLDERS)
@@ -237,4 +237,4 @@ def below(path: Path, name: str) -> Path | None:
 
 
 MOST_FOLDERS = 100
-"""Folders beside a script that are looked into."""
+"""Folders next to a script that are looked into."""

@@ -111,6 +111,6 @@ def read_text(path: Path) -> str:
 
 
 class Written(type(Path())):  # type: ignore[misc]  # of the system that it runs on
-    """A text that stands in another file, under a name beside it."""
+    """A text that stands in another file, under a name of its own."""
 
     text = ""

@@ -25,7 +25,7 @@ STARTS = re.compile(
 
 
 def script_of(path: Path) -> Path | None:
-    """The commands of such a file as a script beside it; None = it is none."""
+    """The commands of such a file as a script of that name with .sh; None = it is none."""
     if path.suffix.lower() not in (".yaml", ".yml"):
         return None
     for text in re.split(r"^---[ \t]*$", read_text(path), flags=re.MULTILINE):

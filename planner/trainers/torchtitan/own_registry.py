@@ -14,7 +14,7 @@ from planner.trainers.reading.values import read_text
 VOCABULARIES = {"llama3": 128256, "llama2": 32000}
 """Of the families whose flavours are read, by their tokenizers."""
 NO_SIZES = {"rope_theta", "norm_eps", "max_seq_len", "depth_init", "use_flex_attn", "attn_mask_type", "norm_type", "eos_id"}
-"""Words of TransformerModelArgs beside sizes."""
+"""Words of TransformerModelArgs that are no sizes."""
 
 
 def own_model(path: Path, name: str, flavor: str) -> tuple[ModelSpec | None, str]:
