@@ -80,10 +80,10 @@ SMALL = ("--model", "llama-8b", "--hardware", "h100", "--global-batch-size", "64
 def test_lengths_batches_rates_and_nodes_as_people_write_them() -> None:
     text = printed("--model", "llama-8b", "--nodes", "4", "--sequence-length", "128k", "--global-batch-size", "4M",
                    "--network", "100Gbps", "--cp", "8", "--tp", "4", "--top", "1")  # fmt: skip
-    assert text.startswith("llama-3.1-8b on 32 x h100-sxm, sequences of 131072 tokens, 32 per step")
+    assert text.startswith("llama-3.1-8b on 32 x h100-sxm, sequences of 131,072 tokens, 32 per step")
     assert "4,194,304 tokens in sequences of 131072" in " ".join(text.split())
     text = printed("--model", "llama-8b", "--gpus", "2,048", "--tp", "2", "--micro-batch-size", "1", "--top", "1")
-    assert text.startswith("llama-3.1-8b on 2048 x h100-sxm")
+    assert text.startswith("llama-3.1-8b on 2,048 x h100-sxm")
     assert units.parse("100Gbps", "bytes/s") == units.parse("100 Gbit/s", "bytes/s") == 12.5e9
 
 

@@ -21,8 +21,11 @@ def test_layers_without_adapters_that_are_priced_with_them_are_named(run: Callab
     said = run("import", str(tmp_path / "job.yaml"), "--gpus", "1").stderr
     assert "adapters on q, k, v, o, up, down alone are priced as all, so gate too" in said
     (tmp_path / "job.yaml").write_text(FILE.replace("down_proj, up_proj", "gate_proj, down_proj, up_proj"))
-    said = run("import", str(tmp_path / "job.yaml"), "--gpus", "1").stderr
+    read = run("import", str(tmp_path / "job.yaml"), "--gpus", "1")
+    said = read.stderr
     assert "alone are priced" not in said
+    job = "llama-3.1-8b on 1 x h100-sxm, sequences of 512 tokens, 2 per step (1.024K tokens), bf16, adam, adapters of rank 16"
+    assert f"{job} on a base in bf16, trainer axolotl" in " ".join(read.stdout.split())
     assert "sequences of 512 tokens, axolotl's default" in said
 
 

@@ -361,7 +361,7 @@ class Plans(Result, Sequence[Plan]):
         from planner.terminal import plan_tables, tables
 
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
-        console.print(plan_tables.job_text(job))
+        console.print(plan_tables.job_text(job.workload, job.cluster, job.trainer), markup=False)
         plans = [one.file for one in self.attempts]
         console.print(plan_tables.plans_table(plans, finding.fit, console.width))
         if finding.fit:

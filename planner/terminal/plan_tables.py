@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -17,14 +16,16 @@ from planner.errors import listed
 from planner.explain import COMPONENT_TEXT, PART_TEXT, host_text, layout_text, recompute_text
 from planner.layout import NAMES, Layout
 from planner.plan_file import Plan, Prediction
-from planner.rules import Job
 from planner.search import SAFE
 from planner.terminal.tables import percent, plain_table, seconds, table
 from planner.ties import RIGHT, shipped_ties
+from planner.units import format_count
 from planner.workload import LORA_WHOLE, Workload
 
 if TYPE_CHECKING:
     from planner.advice import Advice
+    from planner.cluster import Cluster
+    from planner.trainer import Trainer
 
 COMPONENT_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black", "red", "white")
 COMPONENT_MARKS = "WGOAwfcx"
@@ -216,25 +217,32 @@ def first_runs_text(one: Prediction) -> str:
     )
 
 
-def trained(work: Workload) -> str:
-    """Adapters in the title of a job, which says nothing where every weight is trained."""
-    whole = f" beside trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
-    return f"adapters of rank {work.lora_rank}{whole} on a base in {work.frozen_weights}, " if work.lora_rank else ""
+def job_text(work: Workload, cluster: Cluster, trainer: Trainer) -> str:
+    """A job in one line, above its plans."""
+    return f"{work.model.name} on {cluster.num_gpus:,} x {cluster.hardware.name}, {work_text(work)}, trainer {trainer.label}"
 
 
-def job_text(job: Job) -> str:
-    """The job above its plans, in a line of markup."""
-    work, cluster = job.workload, job.cluster
+def work_text(work: Workload) -> str:
+    """What a step trains, and how."""
+    documents = f" of documents of {work.document_length:,}" if work.document_length else ""
+    images = f", {work.image_tokens:,} of them of images" if work.image_tokens else ""
     return (
-        f"[bold]{escape(work.model.name)}[/bold] on {cluster.num_gpus} x {escape(cluster.hardware.name)}, "
-        f"sequences of {work.sequence_length} tokens, {samples(work)} per step, "
-        f"{work.precision}, {work.optimizer}, {trained(work)}trainer {escape(job.trainer.label)}"
+        f"sequences of {work.sequence_length:,} tokens{documents}{images}, {samples(work)} per step ({format_count(work.tokens)} "
+        f"tokens), {work.precision}, {work.optimizer}{_adapters(work)}"
     )
+
+
+def _adapters(work: Workload) -> str:
+    """Adapters in the line of a job, which says nothing where every weight is trained."""
+    where = "" if work.lora_targets == "all" else f" on {work.lora_targets} alone"
+    whole = f" beside trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
+    return f", adapters of rank {work.lora_rank}{where}{whole} on a base in {work.frozen_weights}" if work.lora_rank else ""
 
 
 def print_prediction(console: Console, plan: Plan) -> None:
     """The whole breakdown of one layout."""
     one = plan.prediction
+    console.print(Text(job_text(plan.workload, plan.cluster(), plan.load_trainer())))
     console.print(Text(layout_text(plan.layout), style="bold"))
     console.print(
         f"step {seconds(one.step_time_s)} ({range_text(one)}), "

@@ -27,7 +27,7 @@ from planner.questions.report.step_charts import (
 )
 from planner.questions.report.subject import MOVED, Spending, Subject, subject_of
 from planner.search import SAFE
-from planner.terminal.plan_tables import samples, trained
+from planner.terminal.plan_tables import work_text
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
 from planner.units import format_count, format_energy
@@ -58,14 +58,10 @@ def build(
     pulled = sensitivity_chart(about)
     scaling = [] if scaled is None else [scaling_chart(about, scaled(progress))]
     plan, job = about.plan, about.resolved.job
-    work = plan.workload
+    words = work_text(plan.workload)
     return Document(
-        title=f"{work.model.name} on {plan.num_gpus:,} x {job.cluster.hardware.name}",
-        job=(
-            f"Sequences of {work.sequence_length:,} tokens, {samples(work)} per step "
-            f"({format_count(work.tokens)} tokens), "
-            f"{work.precision}, {work.optimizer}, {trained(work)}trainer {job.trainer.label}"
-        ),
+        title=f"{plan.workload.model.name} on {plan.num_gpus:,} x {job.cluster.hardware.name}",
+        job=f"{words[0].upper()}{words[1:]}, trainer {job.trainer.label}",
         layout=layout_text(plan.layout), fits=about.fits, verdict=_verdict(about), notices=tuple(_notices(about)),
         figures=tuple(_figures(about)), why=tuple(_why(about)), alternatives=alternatives_chart(about),
         charts=(*charts, *scaling, pulled, accuracy_chart(about)),
