@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from planner.explicit import complete
 from planner.layout import Module, Recompute
 from planner.model import load_model
 from planner.plan_file import Plan
+from planner.trainer_options import spell
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import GROUPS, ExportJob, group_of, in_range
@@ -234,6 +236,14 @@ def test_gradients_are_summed_as_they_were_priced(tmp_path: Path) -> None:
     require_expressible(load_target("deepspeed"), ExportJob.of(own), mine)
     with pytest.raises(PlannerError, match="gradient_bytes 8.* of .*mine.yaml, and deepspeed runs with 2"):
         require_expressible(load_target("deepspeed"), ExportJob.of(dataclasses.replace(own, trainer=str(mine))), mine)
+
+
+@pytest.mark.parametrize(("fusion", "impl"), [("off", ""), ("native", "native"), ("on", "te")])
+def test_the_loss_is_the_one_that_was_priced(fusion: str, impl: str) -> None:
+    job = ExportJob.of(dataclasses.replace(plan_of(), trainer=spell("megatron-bridge", {"loss_fusion": fusion})))
+    text = "".join(load_target("megatron-bridge").render(job).files.values())
+    assert f"cross_entropy_loss_fusion={bool(impl)}" in text
+    assert re.findall(r"cross_entropy_fusion_impl=.(\w+)", text) == [impl] * bool(impl)
 
 
 def test_targets_of_a_trainer() -> None:

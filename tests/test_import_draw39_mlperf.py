@@ -133,7 +133,7 @@ def _adapter(folder: Path, more: str, **settings: str) -> Reading:
 def test_what_llama_factorys_adapter_cannot_price_is_asked_with_the_rest(tmp_path: Path) -> None:
     block = "additional_configs: {{max_sequence_length: 4096, position_embedding_type: mrope{}}}\n"
     found = _adapter(tmp_path, block.format(""))
-    assert (found.questions, found.unread, found.trainer) == ((), (), "megatron+gradient_overlap=off")
+    assert (found.questions, found.unread, found.trainer) == ((), (), "megatron+gradient_overlap=off+loss_fusion=native")
     found = _adapter(tmp_path, f"{block.format(', moe_ffn_hidden_size: 64')}mtp_num_layers: 1\n")
     with pytest.raises(OpenQuestionsError, match=r"mtp_num_layers=false.*additional_configs=false \(moe_ffn.*; --gpus N"):
         to_plan(found)
@@ -143,4 +143,4 @@ def test_what_llama_factorys_adapter_cannot_price_is_asked_with_the_rest(tmp_pat
 def test_the_loss_of_llama_factorys_adapter_in_one_kernel(tmp_path: Path) -> None:
     found = _adapter(tmp_path, "cross_entropy_fusion_impl: te\n")
     assert (found.trainer, found.unread) == ("megatron+gradient_overlap=off+loss_fusion=on", ())
-    assert any("2 bytes a logit, priced as 8" in one for one in found.notes)
+    assert any("6 bytes a logit, as from 2.18 on" in one for one in found.notes)

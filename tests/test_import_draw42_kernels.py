@@ -7,6 +7,7 @@ from import_files import asked_for, written
 
 from planner.errors import PlannerError
 from planner.model_names import preset_of
+from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -98,19 +99,22 @@ SWIFT = (
 
 
 @pytest.mark.parametrize(
-    ("words", "beside", "fused", "note"),
+    ("words", "beside", "passes", "logit_bytes", "note"),
     [
-        ("", "image: own/megatron:torch2.9-msswift4.2.1-b", True, "ms-swift 4.2.1: cross_entropy_fusion_impl te"),
-        ("", "ms-swift==4.5.0", False, ""),
-        ("", "", False, "native, as from ms-swift 4.4 on, 8 bytes a logit"),
-        (" --cross_entropy_fusion_impl te", "", True, ""),
-        (" --cross_entropy_fusion_impl native", "image: own:ms-swift4.2", False, ""),
-        (" --cross_entropy_loss_fusion false", "image: own:ms-swift4.2", False, "cross_entropy_loss_fusion false"),
+        ("", "image: own/megatron:torch2.9-msswift4.2.1-b", 1, 2, "ms-swift 4.2.1: cross_entropy_fusion_impl te"),
+        ("", "ms-swift==4.5.0", 2, 8, ""),
+        ("", "", 2, 8, "native, as from ms-swift 4.4 on, 8 bytes a logit"),
+        (" --cross_entropy_fusion_impl te", "", 1, 2, ""),
+        (" --cross_entropy_fusion_impl native", "image: own:ms-swift4.2", 2, 8, ""),
+        (" --cross_entropy_loss_fusion false", "image: own:ms-swift4.2", 4.3, 8, ""),
     ],
 )
-def test_cross_entropy_of_ms_swift_by_version(tmp_path: Path, words: str, beside: str, fused: bool, note: str) -> None:
+def test_cross_entropy_of_ms_swift_by_version(
+    tmp_path: Path, words: str, beside: str, passes: float, logit_bytes: float, note: str
+) -> None:
     job = found(tmp_path, {"run.sh": f"{SWIFT}{words}\n", "pod.yaml": f"{beside}\n", "requirements.txt": f"{beside}\n"})
-    assert ("loss_fusion=on" in job.trainer) is fused
+    trainer = load_trainer(job.trainer)
+    assert (trainer.kernels.loss_passes, trainer.stored.logit_bytes) == (passes, logit_bytes)
     assert [one for one in job.notes if "cross_entropy" in one] == [one for one in job.notes if note and note in one]
     assert not note or any(note in one for one in job.notes)
 

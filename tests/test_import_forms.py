@@ -141,7 +141,7 @@ def test_primus_says_its_overrides_over_its_defaults() -> None:
         128,
     ]
     assert found.trainer == "megatron+loss_fusion=on"
-    assert any("2 bytes a logit, priced as 8" in one for one in found.notes)
+    assert any("6 bytes a logit, as from 2.18 on" in one for one in found.notes)
 
 
 def test_a_configuration_of_mlperf() -> None:

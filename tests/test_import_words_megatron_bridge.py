@@ -6,6 +6,7 @@ import pytest
 from import_files import asked_for, written
 
 from planner.errors import PlannerError
+from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -160,3 +161,20 @@ def test_a_recipe_of_megatron_bridge_in_yaml(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text("recipe:\n  name: x\ntrain:\n  a: 1\n")
     with pytest.raises(PlannerError, match="its section recipe has no _target_"):
         read(tmp_path / "none.yaml", None, Given())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "passes", "logit_bytes"),
+    [
+        ("llama3_8b_pretrain_config", "", 1, 6), ("llama2_7b_pretrain_config", "", 2, 8), ("qwen3_8b_sft_config", "", 2, 8),
+        ("llama2_7b_pretrain_config", "model.cross_entropy_fusion_impl=te", 1, 6),
+        ("llama3_8b_pretrain_config", "model.cross_entropy_fusion_impl=native", 2, 8),
+        ("llama3_8b_pretrain_config", "model.cross_entropy_loss_fusion=false", 4.3, 8),
+    ],
+)  # fmt: skip
+def test_whose_kernels_the_loss_has(tmp_path: Path, recipe: str, words: str, passes: float, logit_bytes: float) -> None:
+    """Transformer Engine's alone keeps no softmax; recipes say which, and without a word it is Megatron's own."""
+    found = _over(tmp_path, words, recipe)
+    trainer = load_trainer(found.trainer)
+    assert (trainer.kernels.loss_passes, trainer.stored.logit_bytes) == (passes, logit_bytes)
+    assert any("before 2.18 it keeps 2" in one for one in found.notes) == (passes == 1)

@@ -26,7 +26,7 @@ USUAL = {
     "ddp.data_parallel_sharding_strategy": "no_shard", "optimizer.exp_avg_dtype": "float32", "mixed_precision": "bf16_mixed",
     "model.moe_token_dispatcher_type": "alltoall", "model.moe_flex_dispatcher_backend": "deepep",
     "model.cp_comm_type": "p2p", "optimizer.main_params_dtype": "float32", "optimizer.exp_avg_sq_dtype": "float32",
-    "model.cross_entropy_loss_fusion": True, "model.hf": "",
+    "model.cross_entropy_loss_fusion": True, "model.cross_entropy_fusion_impl": "native", "model.hf": "",
 }  # fmt: skip
 """What the reader takes where nothing is said."""
 PERFORMANCE = re.compile(r"(?!_)\w+_(pretrain|sft|peft)_\d+gpu_\w+_config")

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainer_options import spell
 from planner.trainers.megatron.recompute_words import recompute
-from planner.trainers.megatron.trainer_words import IN_PLACE
+from planner.trainers.megatron.trainer_words import GRADIENT_OF_LOGITS, loss_fusion
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
@@ -69,7 +69,7 @@ def parse(given: Settings, objective: str, length: int, quiet: re.Pattern[str], 
         fields |= {"dp": dp, "num_microbatches": steps}
         batch *= dp
     trainer = _trainer(given)
-    of_loss = (IN_PLACE,) * ("loss_fusion=on" in trainer)
+    of_loss = (GRADIENT_OF_LOGITS,) * ("loss_fusion=on" in trainer)
     return Reading(
         trainer=trainer,
         fields=fields, model=model, model_name=name, sequence_length=length, global_batch_size=batch, num_gpus=num_gpus,
@@ -97,10 +97,10 @@ def _not_priced(name: str) -> Question:
 
 
 def _trainer(given: Settings) -> str:
-    """Megatron Core, whose loss is one kernel where that is Transformer Engine's; its own fusion is torch's, of several passes."""
-    fused = given.flag("cross_entropy_loss_fusion") and given.get("cross_entropy_fusion_impl", "native") == "te"
+    """Megatron Core with the options that the arguments set."""
+    loss = loss_fusion(given.flag("cross_entropy_loss_fusion"), given.get("cross_entropy_fusion_impl"))
     overlap = {"gradient_overlap": "on" if given.flag("overlap_grad_reduce") else "off"}
-    return spell("megatron", {**overlap, **({"loss_fusion": "on"} if fused else {})})
+    return spell("megatron", {**overlap, **({"loss_fusion": loss} if loss != "off" else {})})
 
 
 def _layout(given: Settings) -> dict[str, int]:

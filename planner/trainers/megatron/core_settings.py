@@ -167,6 +167,13 @@ def kernels(job: ExportJob) -> Fields:
     return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules} if captured else {}
 
 
+def cross_entropy(job: ExportJob) -> Fields:
+    """The loss that the plan was priced with: Transformer Engine's kernel, Megatron's own steps compiled, or plain."""
+    passes = job.trainer.kernels.loss_passes
+    impl = {"cross_entropy_fusion_impl": "te" if passes < 2 else "native"}
+    return {"cross_entropy_loss_fusion": passes < 4, **(impl if passes < 4 else {})}
+
+
 def degrees(job: ExportJob) -> Fields:
     """How the model is split over GPUs."""
     layout = job.layout

@@ -32,11 +32,10 @@ def arguments(job: ExportJob) -> Groups:
         "use_tp_pp_dp_mapping": job.layout.order == Order.TP_CP_EP_PP_DP, "tp_comm_overlap": mcore.overlaps_tensor(job),
         "overlap_moe_expert_parallel_comm": mcore.overlaps_experts(job),
     }  # fmt: skip
-    fused = job.trainer.kernels.loss_passes < 2  # priced as one kernel, Transformer Engine's
     kernels = {
         "transformer_impl": "transformer_engine", "attention_backend": mcore.attention_backend(job),
         "no_bias_dropout_fusion": job.model.expert_bias,  # TEGroupedMLP with biases asserts this
-        "cross_entropy_loss_fusion": fused, "cross_entropy_fusion_impl": "te" if fused else None, **mcore.kernels(job),
+        **mcore.cross_entropy(job), **mcore.kernels(job),
     }  # fmt: skip
     groups = {
         "Model": _model(job), "Constants of the model": _constants(job), "Attention": mcore.attention(job.model),

@@ -1,5 +1,6 @@
 """Which trainer of the library arguments of Megatron-LM ask for, and with which options, optimizer and precision."""
 
+from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
@@ -74,8 +75,15 @@ def _note_masks(found: Arguments) -> None:
         found.notes.append(f"masks of the data loader, {size:.0f} GiB on each GPU, are not priced; {off}")
 
 
-IN_PLACE = "loss of Transformer Engine: 2 bytes a logit, priced as 8: the last stage comes out too large"
-"""What is said of a loss whose gradient takes the place of the logits."""
+GRADIENT_OF_LOGITS = (
+    "loss of Transformer Engine: 6 bytes a logit, as from 2.18 on; before 2.18 it keeps 2, and the last stage comes out too large"
+)
+"""What is said of a loss whose gradient took the place of the logits."""
+
+
+def loss_fusion(fused: Any, impl: Any) -> str:
+    """The option of a loss from cross_entropy_loss_fusion and cross_entropy_fusion_impl, which is native where nothing is said."""
+    return "off" if not fused else "on" if impl == "te" else "native"
 
 
 def changes(name: str, key: str, value: str) -> bool:
@@ -91,9 +99,9 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         or found.get("enable_cuda_graph")
         or found.get("external_cuda_graph")
     )
-    fused = found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "te"
-    if fused:
-        found.notes.append(IN_PLACE)
+    loss = loss_fusion(found.get("cross_entropy_loss_fusion"), found.get("cross_entropy_fusion_impl"))
+    if loss == "on":
+        found.notes.append(GRADIENT_OF_LOGITS)
     if found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "linear":
         found.notes.append("loss: priced with its logits in memory, which --cross-entropy-fusion-impl linear does not keep")
     plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")
@@ -115,7 +123,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         "dropout": "on" if drops(found) else "off",
         "gradient_overlap": "on" if found.get("overlap_grad_reduce") else "off",
         "gradient_dtype": gradient_type(found),
-        "loss_fusion": "on" if fused else "off",
+        "loss_fusion": loss,
         "cuda_graphs": "layers" if graphs else "none",
         "fp8_attention": "on" if _fp8_attention(found) else "off",
         "fp8_param_gather": "on" if gathers_fp8(found) else "off",

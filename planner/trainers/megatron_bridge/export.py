@@ -55,8 +55,7 @@ def parallel_fields(job: ExportJob) -> mcore.Fields:
         **mcore.degrees(job), "virtual_pipeline_model_parallel_size": job.layout.vpp if job.layout.vpp > 1 else None,
         "cp_comm_type": mcore.CP_TYPES[job.layout.cp_method],
         "attention_backend": Expression(f"AttnBackend.{mcore.attention_backend(job)}"),
-        "cross_entropy_loss_fusion": job.trainer.kernels.loss_passes < 2,  # priced as one kernel, Transformer Engine's
-        "cross_entropy_fusion_impl": "te", "gradient_accumulation_fusion": True, **mcore.recompute(job), **mcore.kernels(job),
+        **mcore.cross_entropy(job), "gradient_accumulation_fusion": True, **mcore.recompute(job), **mcore.kernels(job),
         "fp8_dot_product_attention": job.trainer.kernels.attention_dtype == "fp8" and job.workload.precision in LOW_PRECISIONS,
         **({"cpu_offloading": True} if job.layout.offload_activations else {}),
     }  # fmt: skip

@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS, MODULES
-from planner.trainers.megatron.trainer_words import STATE_TYPES
+from planner.trainers.megatron.trainer_words import GRADIENT_OF_LOGITS, STATE_TYPES, loss_fusion
 from planner.trainers.megatron_bridge import effective
 from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, without_layers
 from planner.trainers.reading.configuration import Reading, batch_that_divides
@@ -287,21 +287,23 @@ def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:
         options["transformer_impl"] = "local"
     if not effective.overlaps_gradients(given):
         options["gradient_overlap"] = "off"
-    if not given.flag("model.cross_entropy_loss_fusion", True):
-        options["loss_fusion"] = "off"
+    options["loss_fusion"] = loss_fusion(
+        given.flag("model.cross_entropy_loss_fusion", True), given.get("model.cross_entropy_fusion_impl")
+    )
     if str(given.get("model.attention_backend")) in ("unfused", "local"):
         options["attention_kernel"] = "unfused"
     if any(given.above_zero(f"model.{one}_dropout") for one in ("hidden", "attention")):
         options["dropout"] = "on"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
-        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off"}
-        more = ("gradient_overlap", "loss_fusion", "attention_kernel", "fp8_param_gather")
+        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off",
+                 "loss_fusion": "native"}  # fmt: skip
+        more = ("gradient_overlap", "attention_kernel", "fp8_param_gather")
         options = {name: options[name] for name in ("gradient_dtype", *usual, *more) if options.get(name) != usual.get(name)}
         if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
             options["tp_overlap"] = "off"
         if given.above_zero("peft.dropout") and given.get("peft"):
             options["adapter_dropout"] = "on"
-    return spell(trainer, options), notes
+    return spell(trainer, options), (*notes, *(GRADIENT_OF_LOGITS,) * (options.get("loss_fusion") == "on"))
 
 
 def _optimizer(given: Settings) -> str:

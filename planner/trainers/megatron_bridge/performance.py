@@ -64,8 +64,10 @@ def settings(path: Path, said: Given, found: Launch) -> tuple[dict[str, Any], in
         about = f"sequences per step: the recipe of {near_size} GPUs is started on {gpus}"
         said.questions.append(Question(name="--global-batch-size B", about=about))
     note = f"recipe {sizes[near_size]}, as Megatron-Bridge of 2026-11 publishes it, under the options of the command"
-    reduced = {"mixed_precision": precision, "mixed_precision.grad_reduce_in_fp32": False}  # as _perf_precision has it
-    return {**recipes[sizes[near_size]], **reduced, **changed}, gpus or near_size, hardware, (note,)
+    launcher = {  # as _perf_precision and the launcher's overrides have it
+        "mixed_precision": precision, "mixed_precision.grad_reduce_in_fp32": False, "model.cross_entropy_fusion_impl": "te",
+    }  # fmt: skip
+    return {**recipes[sizes[near_size]], **launcher, **changed}, gpus or near_size, hardware, (note,)
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:

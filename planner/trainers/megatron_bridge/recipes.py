@@ -64,9 +64,9 @@ DECISIVE = (
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
     "comm_overlap.overlap_moe_expert_parallel_comm", "model.fine_grained_activation_offloading", "model.moe_paged_stash",
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
-    "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
-    "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
-    "dist.use_torch_fsdp2", *(f"{MIXED}.{one}" for one in FIELDS),
+    "model.cross_entropy_loss_fusion", "model.cross_entropy_fusion_impl", "model.mtp_num_layers", "model.window_size",
+    "model.attention_backend", "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype",
+    "optimizer.exp_avg_sq_dtype", "dist.use_torch_fsdp2", *(f"{MIXED}.{one}" for one in FIELDS),
     "comm_overlap.overlap_grad_reduce", "optimizer.use_distributed_optimizer", "model.use_transformer_engine_op_fuser",
     "dataset.packed_sequence_size",
 )  # fmt: skip
@@ -160,7 +160,10 @@ class Recipes:
                 place = self.place_of(one.targets[0]) if isinstance(one.targets[0], ast.Attribute) else None
                 if place == "peft" and place in found:  # one of its kind, or an object in its place
                     continue
-                if place in DECISIVE and place is not None and _value(one.value, self.constants, place) != found.get(place):
+                if place is None or place not in DECISIVE:
+                    continue
+                value, off = _value(one.value, self.constants, place), place.startswith("model.") and place not in BY_THEMSELVES
+                if value != found.get(place) and (value or not off or place in found):
                     found[place] = gap([place])
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
             started = self._of_call(node.value)
@@ -219,6 +222,8 @@ class Recipes:
         return _started(call, self.tree, self.known, self.constants, self.depth)
 
 
+BY_THEMSELVES = ("model.cross_entropy_loss_fusion", "model.share_embeddings_and_output_weights")
+"""Settings of the model that may be on where nothing is said."""
 PARTS = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "mixed_precision", "peft", "dist")
 """Sections of a configuration that are read."""
 CLASSES = {

@@ -45,10 +45,8 @@ def _megatron(job: ExportJob) -> dict[str, Any]:
         **mcore.offload(job), "optimizer": moments[0], "main_grads_dtype": "fp32" if mcore.sums_in_fp32(job) else "bf16",
         "use_precision_aware_optimizer": mcore.lean_optimizer(job), "exp_avg_dtype": moments[1], "exp_avg_sq_dtype": moments[1],
         "attention_backend": mcore.attention_backend(job),
-        "recompute_granularity": recompute["recompute_granularity"] or "none",
+        "recompute_granularity": recompute["recompute_granularity"] or "none", **mcore.cross_entropy(job),
     }  # fmt: skip
-    if job.trainer.kernels.loss_passes < 2:  # priced as Transformer Engine's kernel
-        fields["cross_entropy_fusion_impl"] = "te"
     fields |= {f"{kind}_format": form, f"{kind}_recipe": recipe} if form else {}
     if job.model.is_moe:
         fields["moe_router_dtype"] = experts["moe_router_dtype"] or "none"

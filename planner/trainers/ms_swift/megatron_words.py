@@ -10,7 +10,7 @@ from planner.layout import CpMethod
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS, RECIPES
-from planner.trainers.megatron.trainer_words import changes
+from planner.trainers.megatron.trainer_words import changes, loss_fusion
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import not_priced
@@ -74,7 +74,7 @@ def trainer(given: Settings, model: ModelSpec | None) -> str:
         "tp_overlap": "on" if given.flag("tp_comm_overlap") else "off",
         "transformer_impl": "local" if local else "",
         "attention_kernel": "unfused" if backend in ("unfused", "local") and not local else "",
-        "loss_fusion": "on" if cross_entropy(given)[0] else "off",
+        "loss_fusion": cross_entropy(given)[0],
         "dropout": "on" if any(_above_zero(given, one) for one in ("hidden_dropout", "attention_dropout")) else "off",
     }
     if model is None or model.is_moe:
@@ -86,21 +86,19 @@ def trainer(given: Settings, model: ModelSpec | None) -> str:
     return spell(TRAINER, {key: value for key, value in said.items() if value and changes(TRAINER, key, value)})
 
 
-def cross_entropy(given: Settings) -> tuple[bool, tuple[str, ...]]:
-    """(whether the loss is Transformer Engine's, in place of the logits, what was taken for what): by default from 4.0 to 4.3,
-    with Transformer Engine 2.8.  [megatron_args.py, _init_megatron_args]"""
-    word, fused = given.get("cross_entropy_fusion_impl"), given.get("cross_entropy_loss_fusion")
-    if fused is not None and not given.flag("cross_entropy_loss_fusion"):
-        return False, ("cross_entropy_loss_fusion false: the time of its loss is priced as that of the native fused one",)
-    if word is not None:
-        return word == "te", ()
+def cross_entropy(given: Settings) -> tuple[str, tuple[str, ...]]:
+    """(loss_fusion, what was taken for what): by default Transformer Engine's from 4.0 to 4.3, with Transformer Engine 2.8.
+    [megatron_args.py, _init_megatron_args]"""
+    word, fused = given.get("cross_entropy_fusion_impl"), given.flag("cross_entropy_loss_fusion", True)
+    if word is not None or not fused:
+        return loss_fusion(fused, word), ()
     low, high = named_version(given.path, "ms-swift") or ((), ())
     if given.data.get("train_type") is not None or (high and high < (4,)) or low >= (4, 4):
-        return False, ()
+        return "native", ()
     if low >= (4,) and high and high < (4, 4):
         said = ".".join(map(str, low))
-        return True, (f"ms-swift {said}: cross_entropy_fusion_impl te, the default until 4.3 with Transformer Engine 2.8",)
-    return False, (
+        return "on", (f"ms-swift {said}: cross_entropy_fusion_impl te, the default until 4.3 with Transformer Engine 2.8",)
+    return "native", (
         "cross_entropy_fusion_impl is not said: native, as from ms-swift 4.4 on, 8 bytes a logit; te, the default of 4.0 to 4.3 "
         "(--set cross_entropy_fusion_impl=te), keeps 2",
     )
