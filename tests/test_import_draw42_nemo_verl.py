@@ -145,6 +145,19 @@ def test_the_configuration_that_a_projects_sft_trainer_names(tmp_path: Path) -> 
     assert _kept(read(written(tmp_path, RUN.format(QWEN), "run.sh")))[0] == 1024
 
 
+def test_the_configuration_that_a_command_names(tmp_path: Path) -> None:
+    own = CONFIG.format(length=2048, dtype="fp32").replace("fp32", "fp32, cpu_offload: true, offload_params: true")
+    written(tmp_path, own.replace("partial_pretrain: none", "partial_pretrain: Qwen/Qwen3-0.6B, strategy: fsdp"), "conf/ours.yaml")
+    named = 'ROOT="$(dirname "$0")/.."\n' + RUN.replace("data.train", '--config-path "$ROOT/conf" --config-name NAME data.train')
+    found = read(written(tmp_path, named.replace("NAME", "ours").format(""), "scripts/run.sh"))
+    assert _kept(found) == [2048, "bf16", Recompute.NONE] and found.model is not None and not found.questions
+    assert found.fields["micro_batch_size"] == 4 and found.fields["offload_parameters"] == 1 and found.global_batch_size == 64
+    with pytest.raises(PlannerError, match="it names the configuration 'theirs', which is not there"):
+        read(written(tmp_path, named.replace("NAME", "theirs").format(QWEN), "scripts/run.sh"))
+    usual = read(written(tmp_path, named.replace("NAME", "sft_trainer.yaml").format(QWEN), "scripts/run.sh"))
+    assert _kept(usual) == [1024, "bf16", Recompute.FULL] and "verl's own is taken" in " ".join(usual.notes)
+
+
 def test_a_verl_that_lacks_a_key_of_the_command_is_not_the_one_that_runs(tmp_path: Path) -> None:
     written(tmp_path, CONFIG.format(length=4096, dtype="fp32"), "verl/trainer/config/sft_trainer.yaml")
     same, other = (read(written(tmp_path, RUN.format(f"{QWEN}{one}"), "run.sh")) for one in ("", " model.use_liger=True"))

@@ -149,9 +149,8 @@ def _not_as_planned(core: Settings, native: bool) -> tuple[str, ...]:
     """Notes about what the step does otherwise than the plan. Raises PlannerError for what no plan has."""
     if native:
         return ()
-    part = core.section("distributed_data_parallel_config")
-    places = {"use_custom_fsdp": part, "fine_grained_activation_offloading": core, "fp32_residual_connection": core}
-    refused = [section.where(name) for name, section in places.items() if section.flag(name)]
+    core.section("distributed_data_parallel_config").get("use_custom_fsdp")  # which no version passes to Megatron Core
+    refused = [core.where(name) for name in ("fine_grained_activation_offloading", "fp32_residual_connection") if core.flag(name)]
     if refused:
         names = [one.partition(": ")[2] for one in refused]
         raise not_priced(str(core.path), names, names)

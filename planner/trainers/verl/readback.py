@@ -246,12 +246,14 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
     return "bf16_true"
 
 
-def _trainer(part: Settings, model: Settings, megatron: bool) -> str:
+def _trainer(part: Settings, model: Settings, megatron: bool, engines: bool = False) -> str:
     if not megatron:
         own = model.section("override_config")
         lean = model.flag("use_fused_kernels")
+        flash = engines and not lean
         model.flag("use_liger")  # norms, rotary embedding and SwiGLU: without labels its loss does not run, and logits are written
-        return spell("verl", {**({"loss": "fused_linear"} if lean else {}), "attention_kernel": kernel(own)})
+        loss = {"loss": "fused_linear"} if lean else {"loss": "flash"} if flash else {}
+        return spell("verl", {**loss, "attention_kernel": kernel(own)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
     options = {"gradient_dtype": "bf16"} if ddp.get("grad_reduce_in_fp32") is False else {}
@@ -299,7 +301,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     whole = half and (model.flag("cast_adapters", True) or not rank)  # else adapters in fp32 over weights of 16 bits
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
-        trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
+        trainer=_trainer(config, model, False, by_tokens(found)), fields=fields, model=spec, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if whole and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=targets,
