@@ -43,6 +43,8 @@ OWN_TERM = re.compile(r"(\w+\.)*\w*(regulari[sz]|distill|teacher)\w*\.(enabled?|
 """Switches of sections that a fork's SFT trainer adds to the loss, which keep a second model."""
 GROUPS = ("engine", "model", "optim")
 """Files of hydra that a word without a dot chooses: engine=fsdp."""
+LONG = {"cn": "config_name", "cp": "config_path", "cd": "config_path", "config_dir": "config_path"}
+"""Options of hydra that name a configuration; --config-dir adds a folder where it is looked for."""
 WAITS = "weights and optimizer states that wait on the host between steps are on the GPU in the update"
 HALF = ("bf16", "bfloat16", "fp16", "float16")
 COMPUTED = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
@@ -81,6 +83,7 @@ def read(path: Path, said: Given) -> Reading:
         elif step is not None:
             what = f"{shown(found.program)} is no program of verl, and its step is {step[0]} by its name"
             raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
+    found = dataclasses.replace(found, settings={LONG.get(name, name): value for name, value in found.settings.items()})
     pairs = [one.lstrip("+~").partition("=") for one in found.words if "=" in one]
     words = {key: parsed(value) for key, _, value in pairs if key not in GROUPS}
     known, stands, notes = usual(path, found, words)
