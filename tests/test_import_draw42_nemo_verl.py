@@ -152,6 +152,8 @@ def test_the_configuration_that_a_command_names(tmp_path: Path) -> None:
     found = read(written(tmp_path, named.replace("NAME", "ours").format(""), "scripts/run.sh"))
     assert _kept(found) == [2048, "bf16", Recompute.NONE] and found.model is not None and not found.questions
     assert found.fields["micro_batch_size"] == 4 and found.fields["offload_parameters"] == 1 and found.global_batch_size == 64
+    short = named.replace("--config-path", "-cp").replace("--config-name NAME", "-cn ours").format("")
+    assert _kept(read(written(tmp_path, short, "scripts/run.sh")))[0] == 2048
     with pytest.raises(PlannerError, match="it names the configuration 'theirs', which is not there"):
         read(written(tmp_path, named.replace("NAME", "theirs").format(QWEN), "scripts/run.sh"))
     usual = read(written(tmp_path, named.replace("NAME", "sft_trainer.yaml").format(QWEN), "scripts/run.sh"))
