@@ -12,7 +12,10 @@ MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt", "LICENSE")
 WEAK_MARKS = ("README.md",)
 """What lies there too, and in other folders of projects."""
 ABOVE = 4
-NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml")
+NAMES = (
+    "requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml", "Dockerfile*", "install*.sh",
+    "README.md",
+)  # fmt: skip
 """Where projects say what they are installed with."""
 LARGEST = 400_000
 
@@ -44,8 +47,10 @@ def project_root(path: Path) -> Path:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Files that may say versions, the nearest first."""
+    """Files that may say versions, the nearest first: a script may install what it starts."""
     root, folder = project_root(path), path.resolve().parent
+    if library.is_file(path) and path.stat().st_size <= LARGEST:
+        yield path
     for one in (folder, *list(folder.parents)[:ABOVE]):
         for name in NAMES:
             for file in sorted(one.glob(name))[:4]:

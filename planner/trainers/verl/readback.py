@@ -10,7 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.reading.commands import Launch, launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside
@@ -124,7 +124,9 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
         mini = min(mini, data.size("train_batch_size", mini) * agents)
     batch = mini * samples
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
-    fields = {**_megatron(actor.section("megatron")), **_offloaded(actor)} if megatron else _fsdp(actor, model)
+    core = actor.section("megatron")
+    fields = {**_megatron(core), **_offloaded(actor)} if megatron else _fsdp(actor, model)
+    notes = (*notes, *of_dense_layers(core.section("override_transformer_config"), fields, spec))
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0  # padded so that every rank has as many tokens
     dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
     each = quotient(batch, dp, f"{given.path}: ppo_mini_batch_size x rollout.n by data parallel ranks")
@@ -224,18 +226,8 @@ def _offloaded(actor: Settings) -> dict[str, int]:
 
 
 def _recompute(core: Settings) -> dict[str, int]:
-    mode = core.get("recompute_granularity")
     core.first("recompute_method", "recompute_num_layers")
-    if mode not in ("full", "selective"):
-        return {"recompute": int(Recompute.NONE)}
-    if mode == "full":
-        return {"recompute": int(Recompute.FULL)}
-    known, mask = {name: module for module, name in MODULES.items()}, 0
-    for name in core.get("recompute_modules", ["core_attn"]):
-        if name not in known:
-            raise PlannerError(f"{core.where('recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
-        mask |= int(known[name])
-    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+    return recompute(core, usual="none")
 
 
 def _half(actor: Settings) -> bool:
@@ -332,6 +324,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     if rank and (kind := str(model.section("lora").get("type", "lora"))) not in ("lora", "canonical_lora"):
         raise PlannerError(f"{model.where('lora.type')} is {shown(kind)}; adapters of LoRA are priced")
     fields = {**_megatron(engine), **_offloaded(given)}
+    notes = (*notes, *of_dense_layers(engine.section("override_transformer_config"), fields, spec))
     ranks = (gpus or 0) // (fields["tp"] * fields["cp"] * fields["pp"])
     micro, more = of_tokens(data, fields["cp"], ranks, batch, by_tokens(found))
     length = data.size("max_length", 1024)
