@@ -61,6 +61,12 @@ def test_the_loss_of_the_trainer_over_engines_writes_its_gradient_over_the_logit
     assert load_trainer("verl+loss=flash").stored.logit_bytes == 4 < load_trainer("verl").stored.logit_bytes
 
 
+@pytest.mark.parametrize("engine", ["engine=fsdp", MEGATRON])
+def test_what_waits_on_the_host_is_said_once(tmp_path: Path, engine: str) -> None:
+    found = _read(tmp_path, f"{engine} engine.param_offload=True engine.optimizer_offload=True")
+    assert not found.unread and sum("on the GPU in the update" in one for one in found.notes) == 1
+
+
 def test_adapters_and_attention(tmp_path: Path) -> None:
     assert _read(tmp_path, f"{MEGATRON} model.lora.rank=16").lora_rank == 16
     assert "loss=fused_linear" in _read(tmp_path, "engine=fsdp model.use_fused_kernels=True").trainer

@@ -13,8 +13,8 @@ WEAK_MARKS = ("README.md",)
 """What lies there too, and in other folders of projects."""
 ABOVE = 4
 NAMES = (
-    "requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml", "Dockerfile*", "install*.sh",
-    "README.md",
+    "requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml", "Dockerfile*",
+    "install*.sh", "README.md",
 )  # fmt: skip
 """Where projects say what they are installed with."""
 LARGEST = 400_000
