@@ -136,6 +136,8 @@ def test_the_version_that_a_project_or_the_script_itself_installs(tmp_path: Path
     install = "pip install -U 'ms-swift[llm]==3.7.3' deepspeed\n"
     written(tmp_path, f"# Setup\n{install}", file or "other.md")
     assert _read(tmp_path, f"{'' if file else install}{MEGATRON}").fields["etp"] == 2
+    written(tmp_path, "# Setup\nor try ms-swift==3.7.3\n", file or "other.md")
+    assert _read(tmp_path, f"# try ms-swift==3.7.3\n{MEGATRON}").fields["etp"] == 1
 
 
 def test_recompute_that_repeats_nothing_in_dense_layers(tmp_path: Path) -> None:
