@@ -112,6 +112,8 @@ def test_what_routers_of_nemo_rl_compute_in(tmp_path: Path, dtype: str, option: 
     text = NEMO_RL.replace("Qwen3-8B", "Qwen3-30B-A3B") + f"  megatron_cfg: {{enabled: true, moe_router_dtype: {dtype}}}\n"
     found = read(written(tmp_path, text + "cluster: {gpus_per_node: 8}\n"))
     assert [one for one in found.trainer.split("+") if one.startswith("router")] == [option]
+    text = text.replace("Qwen/Qwen3-30B-A3B", "/models/ours") + "cluster: {gpus_per_node: 8}\n"
+    assert option in read(written(tmp_path, text), None, Given(model="qwen3-30b-a3b")).trainer.split("+")
 
 
 RUN = "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer data.train_batch_size=64 {}\n"

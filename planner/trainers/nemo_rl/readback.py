@@ -107,12 +107,13 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
     model, asked = _other_sizes(policy, core, native, model)
-    notes += _by_parts(policy.section("dtensor_cfg"), fields, model) if native else of_dense_layers(core, fields, model)
+    known = model or (policy.said.spec() if policy.said is not None else None)
+    notes += _by_parts(policy.section("dtensor_cfg"), fields, known) if native else of_dense_layers(core, fields, known)
     notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
-        trainer=_trainer(core, native, adapters, lora, model), fields=fields, questions=asked, model=model, model_name=name,
+        trainer=_trainer(core, native, adapters, lora, known), fields=fields, questions=asked, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
