@@ -99,6 +99,9 @@ def test_a_block_of_quantisation_that_axolotl_drops(tmp_path: Path) -> None:
     assert "quantization_config: no setting of axolotl" in " ".join(found.notes)
 
 
+VERL = "torchrun --nproc_per_node=1 -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=Qwen/Qwen3-0.6B data.train_batch_size=8"
+
+
 @pytest.mark.parametrize(
     ("lines", "ended"),
     [
@@ -107,6 +110,9 @@ def test_a_block_of_quantisation_that_axolotl_drops(tmp_path: Path) -> None:
         ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}--max_length 1024 {}# --packing true {}--lora_rank 4", True),
         ("A=(\n--max_length 1024 {}# --packing true {}--lora_rank 4\n)\nswift sft --model Qwen/Qwen3-0.6B ${{A[@]}}", False),
         ("# swift pt {}# --packing {}\nswift sft --model Qwen/Qwen3-0.6B --dataset a --max_length 1024 --lora_rank 4", False),
+        ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}--max_length 1024 \\\n\n  --lora_rank 4", True),
+        (f"{VERL} model.lora_rank=4 {{}}# data.micro_batch_size_per_gpu=1 {{}}data.max_length=1024", True),
+        (f"{VERL} model.lora_rank=4 \\ \n  data.max_length=1024", True),
         ("swift sft --model Qwen/Qwen3-0.6B --dataset a {}`# short` {}--max_length 1024 {}--lora_rank 4", False),
     ],
 )

@@ -112,6 +112,8 @@ def test_what_routers_of_nemo_rl_compute_in(tmp_path: Path, dtype: str, option: 
     text = NEMO_RL.replace("Qwen3-8B", "Qwen3-30B-A3B") + f"  megatron_cfg: {{enabled: true, moe_router_dtype: {dtype}}}\n"
     found = read(written(tmp_path, text + "cluster: {gpus_per_node: 8}\n"))
     assert [one for one in found.trainer.split("+") if one.startswith("router")] == [option]
+    text = text.replace("Qwen/Qwen3-30B-A3B", "/models/ours") + "cluster: {gpus_per_node: 8}\n"
+    assert option in read(written(tmp_path, text), None, Given(model="qwen3-30b-a3b")).trainer.split("+")
 
 
 RUN = "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer data.train_batch_size=64 {}\n"
@@ -143,6 +145,21 @@ def test_the_configuration_that_a_projects_sft_trainer_names(tmp_path: Path) -> 
     plain = program.replace("our/configs", "config").replace("our_sft", "sft_trainer")
     written(tmp_path, plain, "verl/trainer/fsdp_sft_trainer.py")
     assert _kept(read(written(tmp_path, RUN.format(QWEN), "run.sh")))[0] == 1024
+
+
+def test_the_configuration_that_a_command_names(tmp_path: Path) -> None:
+    own = CONFIG.format(length=2048, dtype="fp32").replace("fp32", "fp32, cpu_offload: true, offload_params: true")
+    written(tmp_path, own.replace("partial_pretrain: none", "partial_pretrain: Qwen/Qwen3-0.6B, strategy: fsdp"), "conf/ours.yaml")
+    named = 'ROOT="$(dirname "$0")/.."\n' + RUN.replace("data.train", '--config-path "$ROOT/conf" --config-name NAME data.train')
+    found = read(written(tmp_path, named.replace("NAME", "ours").format(""), "scripts/run.sh"))
+    assert _kept(found) == [2048, "bf16", Recompute.NONE] and found.model is not None and not found.questions
+    assert found.fields["micro_batch_size"] == 4 and found.fields["offload_parameters"] == 1 and found.global_batch_size == 64
+    short = named.replace("--config-path", "-cp").replace("--config-name NAME", "-cn ours").format("")
+    assert _kept(read(written(tmp_path, short, "scripts/run.sh")))[0] == 2048
+    with pytest.raises(PlannerError, match="it names the configuration 'theirs', which is not there"):
+        read(written(tmp_path, named.replace("NAME", "theirs").format(QWEN), "scripts/run.sh"))
+    usual = read(written(tmp_path, named.replace("NAME", "sft_trainer.yaml").format(QWEN), "scripts/run.sh"))
+    assert _kept(usual) == [1024, "bf16", Recompute.FULL] and "verl's own is taken" in " ".join(usual.notes)
 
 
 def test_a_verl_that_lacks_a_key_of_the_command_is_not_the_one_that_runs(tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ def test_of_a_key_that_is_given_twice_and_decides_nothing_the_last_counts(tmp_pa
     found = read(written(tmp_path, text, "a.yml"), None, Given(num_gpus=1))
     assert found.fields["micro_batch_size"] == 2
     assert any("the last counts = 'learning_rate'" in one for one in found.unread)
+    tokens = "special_tokens: {bos_token: a}\ndatasets: [{path: a}]\nspecial_tokens:\ndatasets: [{path: b}]\n"
+    assert read(written(tmp_path, text + tokens, "a.yml"), None, Given(num_gpus=1)).fields["micro_batch_size"] == 2
     with pytest.raises(PlannerError, match="is given twice"):
         read(written(tmp_path, f"{text}micro_batch_size: 4\n", "a.yml"), "axolotl", Given(num_gpus=1))
 

@@ -6,7 +6,7 @@ import pytest
 from import_files import asked_for, written
 
 from planner.errors import PlannerError
-from planner.layout import Recompute
+from planner.layout import Module, Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given
@@ -129,6 +129,24 @@ def test_settings_of_megatron_core_in_json(tmp_path: Path) -> None:
 def test_experts_are_split_by_the_default_of_the_version(tmp_path: Path, pinned: str, etp: int) -> None:
     written(tmp_path, f"{pinned}\n", "requirements.txt")
     assert _read(tmp_path, MEGATRON).fields["etp"] == etp
+
+
+@pytest.mark.parametrize("file", ["README.md", "Dockerfile", "install.sh", ""])
+def test_the_version_that_a_project_or_the_script_itself_installs(tmp_path: Path, file: str) -> None:
+    install = "pip install -U 'ms-swift[llm]==3.7.3' deepspeed\n"
+    written(tmp_path, f"# Setup\n{install}", file or "other.md")
+    assert _read(tmp_path, f"{'' if file else install}{MEGATRON}").fields["etp"] == 2
+    written(tmp_path, "# Setup\nor try ms-swift==3.7.3\n", file or "other.md")
+    assert _read(tmp_path, f"# try ms-swift==3.7.3\n{MEGATRON}").fields["etp"] == 1
+
+
+def test_recompute_that_repeats_nothing_in_dense_layers(tmp_path: Path) -> None:
+    words = f"{MEGATRON} --recompute_granularity selective --recompute_modules core_attn layernorm"
+    dense = _read(tmp_path, words.replace("Qwen3-30B-A3B", "Qwen3-8B"))
+    assert dense.fields["recompute_modules"] == Module.CORE_ATTENTION and "recompute of layernorm: nothing" in " ".join(dense.notes)
+    assert _read(tmp_path, words).fields["recompute_modules"] == Module.CORE_ATTENTION | Module.NORM
+    alone = _read(tmp_path, words.replace("Qwen3-30B-A3B", "Qwen3-8B").replace("core_attn layernorm", "layernorm"))
+    assert alone.fields["recompute"] == Recompute.NONE
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("float32", "fp32"), ("bfloat16", "bf16")])

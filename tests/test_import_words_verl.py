@@ -6,6 +6,7 @@ import pytest
 from import_files import written
 
 from planner.errors import PlannerError
+from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 
@@ -48,6 +49,22 @@ def test_what_is_not_priced_is_refused_by_name(tmp_path: Path, words: str, name:
     with pytest.raises(PlannerError, match=name):
         _read(tmp_path, words)
     assert _read(tmp_path, f"{MEGATRON} optim.optimizer=adam engine.use_megatron_fsdp=False").num_gpus == 8
+
+
+def test_the_loss_of_the_trainer_over_engines_writes_its_gradient_over_the_logits(tmp_path: Path) -> None:
+    for words, program, loss in (
+        ("engine=fsdp", "verl.trainer.sft_trainer", "flash"), ("", "verl.trainer.fsdp_sft_trainer", ""),
+        ("engine=fsdp model.use_fused_kernels=True", "verl.trainer.sft_trainer", "fused_linear"),
+    ):  # fmt: skip
+        words_of_it = _read(tmp_path, words, program).trainer.split("+")
+        assert [one for one in words_of_it if one.startswith("loss=")] == ([f"loss={loss}"] if loss else [])
+    assert load_trainer("verl+loss=flash").stored.logit_bytes == 4 < load_trainer("verl").stored.logit_bytes
+
+
+@pytest.mark.parametrize("engine", ["engine=fsdp", MEGATRON])
+def test_what_waits_on_the_host_is_said_once(tmp_path: Path, engine: str) -> None:
+    found = _read(tmp_path, f"{engine} engine.param_offload=True engine.optimizer_offload=True")
+    assert not found.unread and sum("on the GPU in the update" in one for one in found.notes) == 1
 
 
 def test_adapters_and_attention(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from planner.trainers.megatron.arguments import (
 )  # fmt: skip
 from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strangers, translate, until_2020
 from planner.trainers.megatron.own_program import labels, take_around
+from planner.trainers.megatron.recompute_words import OF_EXPERTS, nothing_repeated
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import (
@@ -49,8 +50,6 @@ METHODS = ("uniform", "block")
 CAPACITY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
-OF_EXPERTS = ("layernorm", "moe_act", "moe", "shared_experts")
-"""Modules whose recompute repeats nothing in dense layers of Transformer Engine."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
 
 
@@ -207,7 +206,7 @@ def _of_dense_layers(found: Arguments, model: ModelSpec | None) -> None:
     still = [one for one in names if one in OF_EXPERTS]
     left = [one for one in names if one not in still]
     if still:
-        found.notes.append(f"recompute of {', '.join(still)}: nothing in a dense model, whose norms are part of linear layers")
+        found.notes.append(nothing_repeated(still))
         found["recompute_modules"] = left
         if not left and found.get("recompute_granularity") == "selective":
             del found["recompute_granularity"]

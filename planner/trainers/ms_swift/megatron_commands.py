@@ -6,7 +6,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainers.megatron.readback import written_stages
-from planner.trainers.megatron.recompute_words import recompute
+from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.ms_swift import megatron_words as words
 from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.reading import fine_tuning
@@ -121,6 +121,7 @@ def _layout(given: Settings, model: ModelSpec | None) -> tuple[dict[str, int], t
         again, notes = _whole_layers(given, model, held["pp"] * held["vpp"], held["vpp"])
     elif given.flag("moe_layer_recompute"):
         again = recompute(Settings(given.path, {"recompute_modules": ["core_attn", "moe"]}, said=given.said), usual="selective")
+    notes = (*notes, *of_dense_layers(given, again, model))
     return {
         **held, "micro_batch_size": given.size("micro_batch_size"),
         "sequence_parallel": int(given.flag("sequence_parallel") and held["tp"] > 1),

@@ -9,7 +9,7 @@ from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.automodel.readback import by_parts
-from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading, batch_that_divides
@@ -107,12 +107,13 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
     adapters = lora.flag("enabled")
     model, asked = _other_sizes(policy, core, native, model)
-    notes += _by_parts(policy.section("dtensor_cfg"), fields, model) if native else ()
+    known = model or (policy.said.spec() if policy.said is not None else None)
+    notes += _by_parts(policy.section("dtensor_cfg"), fields, known) if native else of_dense_layers(core, fields, known)
     notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
-        trainer=_trainer(core, native, adapters, lora, model), fields=fields, questions=asked, model=model, model_name=name,
+        trainer=_trainer(core, native, adapters, lora, known), fields=fields, questions=asked, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
@@ -149,9 +150,8 @@ def _not_as_planned(core: Settings, native: bool) -> tuple[str, ...]:
     """Notes about what the step does otherwise than the plan. Raises PlannerError for what no plan has."""
     if native:
         return ()
-    part = core.section("distributed_data_parallel_config")
-    places = {"use_custom_fsdp": part, "fine_grained_activation_offloading": core, "fp32_residual_connection": core}
-    refused = [section.where(name) for name, section in places.items() if section.flag(name)]
+    core.section("distributed_data_parallel_config").get("use_custom_fsdp")  # which no version passes to Megatron Core
+    refused = [core.where(name) for name in ("fine_grained_activation_offloading", "fp32_residual_connection") if core.flag(name)]
     if refused:
         names = [one.partition(": ")[2] for one in refused]
         raise not_priced(str(core.path), names, names)
@@ -251,15 +251,7 @@ def _megatron(core: Settings) -> dict[str, int]:
 def _recompute(core: Settings) -> dict[str, int]:
     if not core.flag("activation_checkpointing"):
         return {"recompute": int(Recompute.NONE)}
-    if str(core.get("recompute_granularity", "full")) != "selective":
-        return {"recompute": int(Recompute.FULL)}
-    known = {name: module for module, name in MODULES.items()}
-    mask = 0
-    for name in core.get("recompute_modules") or ["core_attn"]:
-        if name not in known:
-            raise PlannerError(f"{core.where('recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
-        mask |= int(known[name])
-    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+    return recompute(core, usual="full")
 
 
 def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings, model: ModelSpec | None) -> str:

@@ -203,7 +203,10 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
     return dataclasses.replace(found, questions=tuple(questions), notes=(*found.notes, *other_machines(path, found), *ends))
 
 
-ENDS_EARLY = "a blank behind \\ or a comment between options ends the command in a shell; what follows is read as if it did not"
+ENDS_EARLY = (
+    "a blank behind \\, an empty line or a comment between options ends the command in a shell; what follows is read as if it "
+    "did not"
+)
 
 
 def _once(questions: Sequence[Question]) -> list[Question]:

@@ -185,7 +185,8 @@ TWICE = "of keys that are given twice the last counts"
 """Under it the names of such keys are listed with what is not read: PyYAML, with which trainers read such files, says nothing."""
 _NO_MATTER = re.compile(
     r"learning_rate|lr\w*|weight_decay|warmup\w*|num_(train_)?epochs|max_steps|seed|(val|eval|save|saves|logging|wandb|hub)_\w+"
-    r"|output_dir|run_name|report_to|push_to_hub"
+    r"|output_dir|run_name|report_to|push_to_hub|(special_tokens|(test_)?datasets?)\b.*|dataset_\w+|train_on_inputs|strict|debug"
+    r"|early_stopping_\w+|resume_from_\w+|auto_resume_\w+|local_rank|loss_watchdog_\w+|overwrite_\w+|preprocessing_num_workers"
 )
 """Keys that change neither time nor memory: of others one value is meant, and which is not said."""
 

@@ -14,6 +14,9 @@ WEAK_MARKS = ("README.md",)
 ABOVE = 4
 NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml")
 """Where projects say what they are installed with."""
+INSTALL = ("Dockerfile*", "install*.sh", "README.md")
+"""Where they say how, as a script does that installs what it starts: a command of pip, since what else is named is advice."""
+_COMMAND = re.compile(r"\binstall\b(?:[^\n\\]|\\\n|\\.)*")
 LARGEST = 400_000
 
 
@@ -22,7 +25,10 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
     bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
     expression = rf"(?<![\w.-]){re.escape(package)}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}"
     for file in _files(path):
-        for found in re.findall(expression, read_text(file)):
+        text = read_text(file)
+        if file.resolve() == path.resolve() or any(file.match(one) for one in INSTALL):
+            text = "\n".join(_COMMAND.findall(text))
+        for found in re.findall(expression, text):
             low: tuple[int, ...] = ()
             high: tuple[int, ...] = ()
             for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found):
@@ -44,10 +50,12 @@ def project_root(path: Path) -> Path:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Files that may say versions, the nearest first."""
+    """Files that may say versions, the nearest first: a script may install what it starts."""
     root, folder = project_root(path), path.resolve().parent
+    if library.is_file(path) and path.stat().st_size <= LARGEST:
+        yield path
     for one in (folder, *list(folder.parents)[:ABOVE]):
-        for name in NAMES:
+        for name in (*NAMES, *INSTALL):
             for file in sorted(one.glob(name))[:4]:
                 if library.is_file(file) and file.stat().st_size <= LARGEST:
                     yield file

@@ -10,7 +10,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.reading.commands import Launch, launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside
@@ -43,6 +43,8 @@ OWN_TERM = re.compile(r"(\w+\.)*\w*(regulari[sz]|distill|teacher)\w*\.(enabled?|
 """Switches of sections that a fork's SFT trainer adds to the loss, which keep a second model."""
 GROUPS = ("engine", "model", "optim")
 """Files of hydra that a word without a dot chooses: engine=fsdp."""
+LONG = {"cn": "config_name", "cp": "config_path", "cd": "config_path", "config_dir": "config_path"}
+"""Options of hydra that name a configuration; --config-dir adds a folder where it is looked for."""
 WAITS = "weights and optimizer states that wait on the host between steps are on the GPU in the update"
 HALF = ("bf16", "bfloat16", "fp16", "float16")
 COMPUTED = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
@@ -81,6 +83,7 @@ def read(path: Path, said: Given) -> Reading:
         elif step is not None:
             what = f"{shown(found.program)} is no program of verl, and its step is {step[0]} by its name"
             raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
+    found = dataclasses.replace(found, settings={LONG.get(name, name): value for name, value in found.settings.items()})
     pairs = [one.lstrip("+~").partition("=") for one in found.words if "=" in one]
     words = {key: parsed(value) for key, _, value in pairs if key not in GROUPS}
     known, stands, notes = usual(path, found, words)
@@ -121,7 +124,9 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
         mini = min(mini, data.size("train_batch_size", mini) * agents)
     batch = mini * samples
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
-    fields = {**_megatron(actor.section("megatron")), **_offloaded(actor)} if megatron else _fsdp(actor, model)
+    core = actor.section("megatron")
+    fields = {**_megatron(core), **_offloaded(actor)} if megatron else _fsdp(actor, model)
+    notes = (*notes, *of_dense_layers(core.section("override_transformer_config"), fields, spec))
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0  # padded so that every rank has as many tokens
     dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
     each = quotient(batch, dp, f"{given.path}: ppo_mini_batch_size x rollout.n by data parallel ranks")
@@ -221,18 +226,8 @@ def _offloaded(actor: Settings) -> dict[str, int]:
 
 
 def _recompute(core: Settings) -> dict[str, int]:
-    mode = core.get("recompute_granularity")
     core.first("recompute_method", "recompute_num_layers")
-    if mode not in ("full", "selective"):
-        return {"recompute": int(Recompute.NONE)}
-    if mode == "full":
-        return {"recompute": int(Recompute.FULL)}
-    known, mask = {name: module for module, name in MODULES.items()}, 0
-    for name in core.get("recompute_modules", ["core_attn"]):
-        if name not in known:
-            raise PlannerError(f"{core.where('recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
-        mask |= int(known[name])
-    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+    return recompute(core, usual="none")
 
 
 def _half(actor: Settings) -> bool:
@@ -246,12 +241,14 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
     return "bf16_true"
 
 
-def _trainer(part: Settings, model: Settings, megatron: bool) -> str:
+def _trainer(part: Settings, model: Settings, megatron: bool, engines: bool = False) -> str:
     if not megatron:
         own = model.section("override_config")
         lean = model.flag("use_fused_kernels")
+        flash = engines and not lean
         model.flag("use_liger")  # norms, rotary embedding and SwiGLU: without labels its loss does not run, and logits are written
-        return spell("verl", {**({"loss": "fused_linear"} if lean else {}), "attention_kernel": kernel(own)})
+        loss = {"loss": "fused_linear"} if lean else {"loss": "flash"} if flash else {}
+        return spell("verl", {**loss, "attention_kernel": kernel(own)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
     options = {"gradient_dtype": "bf16"} if ddp.get("grad_reduce_in_fp32") is False else {}
@@ -288,7 +285,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     }  # fmt: skip
     if config.get("strategy") not in (None, "fsdp", "fsdp2"):
         raise PlannerError(f"{config.where('strategy')} is {shown(config.get('strategy'))}; a plan knows fsdp and fsdp2")
-    waits = (WAITS,) if any(config.flag(f"{what}_offload") for what in ("param", "optimizer")) else ()
+    waits = (WAITS,) if True in {config.flag(f"{what}_offload") for what in ("param", "optimizer")} else ()
     if gpus is not None:
         dp = quotient(gpus, sp, f"{given.path}: GPUs by ulysses_sequence_parallel_size")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
@@ -299,7 +296,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     whole = half and (model.flag("cast_adapters", True) or not rank)  # else adapters in fp32 over weights of 16 bits
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
-        trainer=_trainer(config, model, False), fields=fields, model=spec, model_name=name,
+        trainer=_trainer(config, model, False, by_tokens(found)), fields=fields, model=spec, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if whole and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=targets,
@@ -327,6 +324,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     if rank and (kind := str(model.section("lora").get("type", "lora"))) not in ("lora", "canonical_lora"):
         raise PlannerError(f"{model.where('lora.type')} is {shown(kind)}; adapters of LoRA are priced")
     fields = {**_megatron(engine), **_offloaded(given)}
+    notes = (*notes, *of_dense_layers(engine.section("override_transformer_config"), fields, spec))
     ranks = (gpus or 0) // (fields["tp"] * fields["cp"] * fields["pp"])
     micro, more = of_tokens(data, fields["cp"], ranks, batch, by_tokens(found))
     length = data.size("max_length", 1024)
@@ -336,7 +334,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
         dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
     ahead, foreseen = _mtp(model, spec, megatron=True)
-    waits = (OFFLOAD,) if any(engine.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")) else ()
+    waits = (OFFLOAD,) if True in {engine.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")} else ()
     return Reading(
         trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import Launch
 from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.python_text import last_name
-from planner.trainers.reading.settings import file_settings
+from planner.trainers.reading.settings import beside, file_settings, rooted
 from planner.trainers.reading.values import read_text
 from planner.trainers.verl.loading_dtype import MODEL_DTYPE, loaded
 
@@ -73,7 +74,12 @@ def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str
         data, notes = {}, (f"{strange} is no key of the verl around, whose defaults are not taken",)
     if own and data and file is not None:
         notes = (f"its program reads {file.name}, which is taken under its command",)
+    place = str(found.settings.get("config_path") or "")
+    if tuned and place and not own and not place.rstrip("/").endswith("trainer/config"):
+        notes = (*notes, f"its configuration in {shown(place)} is not there: verl's own is taken under its command")
     known: dict[str, Any] = {}
+    if own and _named(found):
+        known = {key: value for key, value in data.items() if key not in ("defaults", "hydra")}
     for place in (OWN_SFT if own else USUAL_SFT) if tuned else USUAL:
         inner: Any = data
         for key in place.split("."):
@@ -88,12 +94,24 @@ def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str
     return known, stands, (*notes, *((BEFORE,) if open_still and not any(map(NEWER.match, found.words)) else ()))
 
 
+def _named(found: Launch) -> bool:
+    """Whether a command names a configuration of its own."""
+    return not found.settings.keys().isdisjoint(("config_name", "config_path"))
+
+
 def _configuration(path: Path, found: Launch, tuned: bool, program: Path | None) -> tuple[Path | None, bool]:
     """The file of defaults, and whether the program that lies there names one of its own.  [hydra.main]"""
     name = "ppo_trainer" if not tuned else "sft_trainer_engine" if found.program.endswith(".sft_trainer") else "sft_trainer"
     named = str(found.settings.get("config_name") or name).removesuffix(".yaml")
     package = found.program.partition(".")[0] if tuned and re.fullmatch(r"\w+(\.\w+)+", found.program) else "verl"
     parents = path.resolve().parents[:8]
+    if tuned and _named(found):
+        folder = rooted(str(found.settings.get("config_path") or ""))
+        file = beside(path, f"{folder}/{named}.yaml" if folder else f"{named}.yaml", (".yaml",))
+        if file is None and named != name:
+            raise PlannerError(f"{path}: it names the configuration {shown(named)}, which is not there; import that file")
+        if file is not None:
+            return file, True
     written = HYDRA.search(read_text(program)) if program is not None else None
     said = dict(re.findall(r"config_(name|path)\s*=\s*[\"']([^\"'\n]{1,200})[\"']", written[1])) if written else {}
     own = tuned and "config_name" not in found.settings and said.get("name", name).removesuffix(".yaml") != name

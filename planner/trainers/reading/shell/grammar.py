@@ -12,9 +12,10 @@ DEEPEST = 64
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(?:\[([^\]\s]{{1,200}})\])?(\+?)=")
 _REDIRECTION = re.compile(r"(?:\d{0,3}|&|\{\w+\})(<<<|<<-?|>>|>&|<&|>\||<>|>|<)")
-_COMMENTED_OUT = re.compile(r"\\\n(?:[ \t]*#[^\n]*\n)+(?=[ \t]+--?[A-Za-z])")
-"""Options of a command that are commented out: they end it too, which nobody means before an option."""
-_BLANK_BEHIND = re.compile(r"\\[ \t]+\n(?=[ \t]*--)")
+_OPTION = r"(?:--?[A-Za-z]|[+~]{0,2}\w{1,80}\.[\w.]{1,200}=)"
+_COMMENTED_OUT = re.compile(rf"\\\n(?:[ \t]*+(?:#[^\n]*)?\n)+(?=[ \t]+{_OPTION})")
+"""Options of a command that are commented out, or empty lines: they end it too, which nobody means before an option."""
+_BLANK_BEHIND = re.compile(rf"\\[ \t]+\n(?=[ \t]*--|[ \t]+{_OPTION})")
 """Blanks behind the sign that goes on: they end a command, which nobody means before an option."""
 _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&")
 
