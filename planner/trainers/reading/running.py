@@ -11,7 +11,7 @@ from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.modules import FAR, with_modules
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, option_names, targets
+from planner.trainers.reading.python_text import UNNAMED, Bound, Function, called, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
 
@@ -159,11 +159,18 @@ class Running(Script):
             value = usual if held is None else value_of(held) if read else held
             plain = isinstance(value, str) and not is_open(value) and read
             return self._value(ast.Call(ast.Name(read), [ast.Constant(value)], [])) if plain else value
-        if made is not None and not (node.args or node.keywords):  # a function that does nothing but give a mapping
-            returns = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
-            if len(returns) == 1 and returns[0] in made.body and isinstance(returns[0].value, ast.Dict):
-                return self._value(returns[0].value)
-        return super()._of_call(node)
+        found = super()._of_call(node)
+        return self._given_back(made) if made is not None and found == gap([UNNAMED]) else found
+
+    def _given_back(self, function: Function) -> Any:
+        """What a function of the script gives, where one return of it is met and no other may be."""
+        returns = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value is not None]
+        own = [one for one in returns if self.home_of(one) == function.name]
+        met = [self._holds(self._under[id(one)][0]) for one in own]
+        if met.count(True) != 1 or None in met:
+            return gap([UNNAMED])
+        value = self._value(own[met.index(True)])
+        return gap([UNNAMED]) if isinstance(value, str) and is_open(value) else value
 
     def _of_subscript(self, node: ast.Subscript) -> Any:
         """The same, and os.environ["WORLD_SIZE"]."""

@@ -148,7 +148,7 @@ def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
 
 def _put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
     """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
-    own = "lora_r" not in data or "activation_offloading" in data or script.calls("TrainingArguments")  # else PEFT's
+    own = "activation_offloading" in data or script.calls("TrainingArguments")  # else PEFT's, or loaded ones
     if unsloth and ("use_peft" not in data or not own):  # its trainer goes by its own arguments, whose default differs by version
         data.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     text = said.setting("gradient_checkpointing")
