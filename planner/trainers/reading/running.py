@@ -11,7 +11,16 @@ from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.modules import FAR, with_modules
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import UNNAMED, Bound, Function, called, is_main, last_name, option_names, targets
+from planner.trainers.reading.python_text import (
+    UNNAMED,
+    Bound,
+    Function,
+    called,
+    is_main,
+    last_name,
+    option_names,
+    targets,
+)
 from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
 
