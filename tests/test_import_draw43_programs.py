@@ -91,6 +91,14 @@ def test_a_helper_that_returns_early(tmp_path: Path, spec: str, targets: str, le
     assert (found.lora_targets, found.sequence_length, found.questions) == (targets, length, ())
 
 
+def test_a_helper_that_loads_settings_in_two_places(tmp_path: Path) -> None:
+    written(tmp_path, "batch: 4\nlora: {r: 32}\n", "settings.yaml")
+    helper = "import yaml\ndef load(path='settings.yaml'):\n    found = yaml.safe_load(open(path))\n    return found\n"
+    text = HELPER.replace("r=8", 'r=load()["lora"]["r"]').replace("train_batch_size=2", 'train_batch_size=load()["batch"]')
+    found = read(written(tmp_path, helper + text, "own.py"), None, ONE)
+    assert (found.fields["micro_batch_size"], found.lora_rank, found.questions) == (4, 32, ())
+
+
 def test_unsloth_asks_for_checkpointing_beside_loaded_adapters(tmp_path: Path) -> None:
     said = Given(settings={"use_peft": "true", "lora_r": "8", "lora_target_modules": "all-linear"})
     found = read(written(tmp_path, LEAN.replace("KIND", "DPO").replace("MORE", LOADED), "own.py"), None, said)

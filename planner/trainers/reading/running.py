@@ -10,7 +10,7 @@ from typing import Any
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.modules import FAR, with_modules
-from planner.trainers.reading.python import Script
+from planner.trainers.reading.python import MOST_STEPS, Script
 from planner.trainers.reading.python_text import (
     UNNAMED,
     Bound,
@@ -26,6 +26,8 @@ from planner.trainers.reading.shell.text import gap, is_open
 
 LAST = 10**9
 """Behind every line."""
+MOST_OF_A_FUNCTION = 400
+"""Nodes that what one function gives may cost."""
 DEEPEST = 4
 """Functions that call functions."""
 _Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
@@ -40,6 +42,7 @@ class Running(Script):
         self._under = dict(_conditions(self.tree))
         self._asking: set[int] = set()
         self._out: tuple[frozenset[str], int] = (frozenset(), LAST)
+        self._gives: dict[int, Any] = {}  # what functions give
         self._known: dict[int, Any] = {}  # what conditions are that were asked for by themselves
 
     def calls(self, *names: str) -> list[ast.Call]:
@@ -172,7 +175,15 @@ class Running(Script):
         return self._given_back(made) if made is not None and found == gap([UNNAMED]) else found
 
     def _given_back(self, function: Function) -> Any:
-        """What a function of the script gives, where one return of it is met and no other may be."""
+        """What a function of the script gives, where one return of it is met and no other may be; found once, at its own cost."""
+        if id(function) not in self._gives:
+            self._gives[id(function)] = gap([UNNAMED])  # to one that calls itself
+            steps, self._steps = self._steps, max(self._steps, MOST_STEPS - MOST_OF_A_FUNCTION)
+            self._gives[id(function)] = self._returned(function)
+            self._steps = steps
+        return self._gives[id(function)]
+
+    def _returned(self, function: Function) -> Any:
         returns = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value is not None]
         own = [one for one in returns if self.home_of(one) == function.name]
         met = [self._holds(self._under[id(one)][0]) for one in own]
