@@ -99,6 +99,12 @@ def test_a_helper_that_loads_settings_in_two_places(tmp_path: Path) -> None:
     assert (found.fields["micro_batch_size"], found.lora_rank, found.questions) == (4, 32, ())
 
 
+def test_a_class_that_a_variable_holds(tmp_path: Path) -> None:
+    text = HELPER.replace("model = Auto", "kind = Auto").replace(".from_pretrained", "\nmodel = kind.from_pretrained")
+    found = read(written(tmp_path, text.replace("dtype=torch", "torch_dtype=torch"), "own.py"), None, ONE)
+    assert (found.model_name, found.frozen_weights, found.questions) == ("meta-llama/Llama-3.2-1B", "bf16", ())
+
+
 def test_unsloth_asks_for_checkpointing_beside_loaded_adapters(tmp_path: Path) -> None:
     said = Given(settings={"use_peft": "true", "lora_r": "8", "lora_target_modules": "all-linear"})
     found = read(written(tmp_path, LEAN.replace("KIND", "DPO").replace("MORE", LOADED), "own.py"), None, said)
