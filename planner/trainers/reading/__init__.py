@@ -21,6 +21,7 @@ from planner.trainers.reading.given import (
 )
 from planner.trainers.reading.machines import by_batch, other_machines
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
+from planner.trainers.reading.python_text import shell_of_cells
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.settled import ask_what_else_is_open, refuse_what_stays
 from planner.trainers.reading.several import compared
@@ -57,7 +58,11 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
         fits = [own_program]
-    if not fits and run and starts_a_trainer(path, whole):
+    hands_on = load("trl", "dumped")
+    bare = not fits and path.suffix == ".ipynb" and hands_on.starts(text) is None
+    cells = shell_of_cells(path) if bare else ""  # a notebook may be no more than a script
+    fits = fits or [one for one in readers if cells and _looks_like(readers[one].FORM, path.with_suffix(".sh"), cells)]
+    if (not fits or (fits[0] == "llama-factory" and not OF_LLAMA_FACTORY.search(whole))) and starts_a_trainer(path, whole or cells):
         fits = ["transformers"]
     alone = path.suffix == ".py" and "__main__" in text and trains_with(text) is None
     if not fits and alone and load("trl", "readback").in_modules(path):
@@ -75,7 +80,6 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         return found
     if (own := _through_its_program(path, said)) is not None:
         return own
-    hands_on = load("trl", "dumped")
     if _ending(path, text) in ("py", "ipynb") and (named := hands_on.starts(text)) is not None:
         found = _collected(path, lambda file, given: hands_on.read(file, named, given), said)
         said.require_used(str(path))
@@ -105,6 +109,8 @@ def _counted(path: Path, text: str, said: Given) -> Given:
     return said.with_settings({**said.settings, named[1]: str(said.num_gpus)})
 
 
+OF_LLAMA_FACTORY = re.compile(r"llama-?factory|\blmf\b|train_bash|--(stage|finetuning_type|cutoff_len)\b|\.(ya?ml|json)\b")
+"""Words of its commands, beside src/train.py, which other projects have too."""
 FOLLOWED = {"Megatron-Bridge": "megatron-bridge", "NeMo": "nemo"}
 """Libraries whose programs are followed under the options of the command that starts them -> their reader."""
 OWN_NUMBER = re.compile(

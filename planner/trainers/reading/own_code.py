@@ -11,8 +11,8 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_parts import other_sizes, parts_of, put_by
+from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
-    PARSERS,
     program_file,
     require_transformers,
     shards_itself,

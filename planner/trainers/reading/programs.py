@@ -10,13 +10,13 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.python_text import last_name, tree_of
 from planner.trainers.reading.settings import below, beside, rooted
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import CLOSE, is_open, shown_text
 from planner.trainers.reading.values import read_text
 
-PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 DEEPEST = 6
 """Classes under classes, modules that import modules."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.parsed_words import with_parsed
 from planner.trainers.reading.python_text import UNNAMED, Bound, Function, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
@@ -29,7 +30,7 @@ class Script:
     """Options and fields that were taken at their defaults."""
 
     def __post_init__(self) -> None:
-        self.tree = self.whole(python_text.tree_of(self.path))
+        self.tree = with_parsed(self.whole(python_text.tree_of(self.path)))
         self._home: dict[int, Function | None] = {}
         self._names: dict[tuple[int, str], list[Bound]] = {}
         self._attributes: dict[str, list[Bound]] = {}

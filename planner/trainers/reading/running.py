@@ -10,13 +10,24 @@ from typing import Any
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.modules import FAR, with_modules
-from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import Bound, Function, called, is_main, last_name, option_names, targets
+from planner.trainers.reading.python import MOST_STEPS, Script
+from planner.trainers.reading.python_text import (
+    UNNAMED,
+    Bound,
+    Function,
+    called,
+    is_main,
+    last_name,
+    option_names,
+    targets,
+)
 from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
 
 LAST = 10**9
 """Behind every line."""
+MOST_OF_A_FUNCTION = 400
+"""Nodes that what one function gives may cost."""
 DEEPEST = 4
 """Functions that call functions."""
 _Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
@@ -31,6 +42,7 @@ class Running(Script):
         self._under = dict(_conditions(self.tree))
         self._asking: set[int] = set()
         self._out: tuple[frozenset[str], int] = (frozenset(), LAST)
+        self._gives: dict[int, Any] = {}  # what functions give
         self._known: dict[int, Any] = {}  # what conditions are that were asked for by themselves
 
     def calls(self, *names: str) -> list[ast.Call]:
@@ -159,11 +171,26 @@ class Running(Script):
             value = usual if held is None else value_of(held) if read else held
             plain = isinstance(value, str) and not is_open(value) and read
             return self._value(ast.Call(ast.Name(read), [ast.Constant(value)], [])) if plain else value
-        if made is not None and not (node.args or node.keywords):  # a function that does nothing but give a mapping
-            returns = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
-            if len(returns) == 1 and returns[0] in made.body and isinstance(returns[0].value, ast.Dict):
-                return self._value(returns[0].value)
-        return super()._of_call(node)
+        found = super()._of_call(node)
+        return self._given_back(made) if made is not None and found == gap([UNNAMED]) else found
+
+    def _given_back(self, function: Function) -> Any:
+        """What a function of the script gives, where one return of it is met and no other may be; found once, at its own cost."""
+        if id(function) not in self._gives:
+            self._gives[id(function)] = gap([UNNAMED])  # to one that calls itself
+            steps, self._steps = self._steps, max(self._steps, MOST_STEPS - MOST_OF_A_FUNCTION)
+            self._gives[id(function)] = self._returned(function)
+            self._steps = steps
+        return self._gives[id(function)]
+
+    def _returned(self, function: Function) -> Any:
+        returns = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value is not None]
+        own = [one for one in returns if self.home_of(one) == function.name]
+        met = [self._holds(self._under[id(one)][0]) for one in own]
+        if met.count(True) != 1 or None in met:
+            return gap([UNNAMED])
+        value = self._value(own[met.index(True)])
+        return gap([UNNAMED]) if isinstance(value, str) and is_open(value) else value
 
     def _of_subscript(self, node: ast.Subscript) -> Any:
         """The same, and os.environ["WORLD_SIZE"]."""

@@ -148,7 +148,7 @@ def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
 
 def _put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
     """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
-    own = "lora_r" not in data or "activation_offloading" in data or script.calls("TrainingArguments")  # else PEFT's
+    own = "activation_offloading" in data or script.calls("TrainingArguments")  # else PEFT's, or loaded ones
     if unsloth and ("use_peft" not in data or not own):  # its trainer goes by its own arguments, whose default differs by version
         data.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     text = said.setting("gradient_checkpointing")
@@ -294,8 +294,9 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
 
 
 def loads_model(call: ast.Call) -> bool:
-    """Whether from_pretrained is of a language model."""
-    return _owner(call) in MODELS or _owner(call).endswith(("ForCausalLM", "LMHeadModel"))
+    """Whether from_pretrained is of a language model; a class that a variable holds is one by what it is given."""
+    own, held = _owner(call), {"quantization_config", "torch_dtype", "attn_implementation"} & {one.arg for one in call.keywords}
+    return own in MODELS or own.endswith(("ForCausalLM", "LMHeadModel")) or (bool(held) and own[:1].islower())
 
 
 def _owner(call: ast.Call) -> str:
@@ -348,9 +349,8 @@ INITIAL = "model_init_kwargs"
 
 def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any]:
     """The model that a trainer is given by its name."""
-    node = next((one.value for call in trainers for one in call.keywords if one.arg == "model"), None)
-    if node is None:
-        node = next((call.args[0] for call in trainers if call.args), None)
+    named = [one.value for call in trainers for one in call.keywords if one.arg == "model"]
+    node = next(iter([*named, *(call.args[0] for call in trainers if call.args)]), None)
     if node is None and any(one.arg is None for call in trainers for one in call.keywords) and not script.calls("from_pretrained"):
         return made_elsewhere(script.said)  # in keywords that are not known here
     value = script.value(node) if node is not None else None
