@@ -11,6 +11,6 @@ SOURCE = (
 FORM = (
     "py toml json any",
     r"(?<!parallelism_config import )(?<!accelerate import )(?<!=)ParallelismConfig"  # those are of accelerate
-    r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan\.train(er)?\b|data_parallel_(shard_)?degree",
+    r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan[./]train(er)?\b|data_parallel_(shard_)?degree",
 )
 NO_WORD = ("fp8_row",)

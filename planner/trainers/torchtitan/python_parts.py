@@ -17,7 +17,6 @@ GROUPED = ("Float8GroupedExpertsConverter", "MXFP8GroupedExpertsConverter", "Flo
 """Converters of the grouped products of experts."""
 OLD = {"MXLinearConverter": "mxfp8", "MXConverter": "mxfp8", "Float8Converter": "fp8"}
 CHUNKS = ("ChunkedLossWrapper", "ChunkedCELoss", "ChunkedCrossEntropyLoss")
-NO_CHUNKS = "logits come in chunks, and the memory holds them whole"
 
 
 def part_of(path: Path, call: ast.Call, function: str, given: Mapping[str, ast.expr], found: dict[str, dict[str, Any]]) -> None:
@@ -50,9 +49,8 @@ def parts_of(path: Path, given: Mapping[str, ast.expr], found: dict[str, dict[st
     """Optimizer and loss, where a call or an assignment says them. Raises PlannerError."""
     other = found["other"]
     if (loss := given.get("loss")) is not None:
-        other["notes"][:] = [one for one in other["notes"] if one != NO_CHUNKS]
-        if isinstance(loss, ast.Call) and re.sub(r"\.Config$", "", ast.unparse(loss.func)).rpartition(".")[2] in CHUNKS:
-            other["notes"].append(NO_CHUNKS)
+        made = re.sub(r"\.Config$", "", ast.unparse(loss.func)) if isinstance(loss, ast.Call) else ""
+        other["loss"] = "pieces" if made.rpartition(".")[2] in CHUNKS else ""
     if isinstance(made := given.get("optimizer"), ast.Call):
         owner = ast.unparse(made.func).removesuffix(".Config").rpartition(".")[2]
         if "InBackward" in owner:

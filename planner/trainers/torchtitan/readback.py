@@ -20,7 +20,6 @@ from planner.trainers.torchtitan.forms import sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
-from planner.trainers.torchtitan.python_parts import NO_CHUNKS
 from planner.trainers.torchtitan.stages import pipeline
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -94,6 +93,10 @@ def _require_language_model(path: Path, unread: list[str]) -> None:
         raise PlannerError(f"{path}: {masked} makes it a masked language model, whose attention is not causal: not modelled")
 
 
+NO_CHUNKS = "logits come in chunks, and the memory holds them whole"
+"""Of a fork, whose number of chunks may be any."""
+
+
 def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
@@ -101,7 +104,8 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     quiet = (*QUIET, "hybridep") if is_room(parallel.get("hybridep")) else QUIET
     unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *quiet), f"{name}.")]
     _require_language_model(path, unread)
-    in_chunks = [NO_CHUNKS for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)][:1]
+    if any(re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one) for one in unread):
+        other = {**other, "notes": [*other.get("notes", ()), NO_CHUNKS]}
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
     if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
         raise not_priced(str(path), wrong, wrong)
@@ -152,7 +156,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other),
-        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *in_chunks),
+        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec)),
     )  # fmt: skip
 
 
@@ -232,6 +236,7 @@ def _recompute(other: Mapping[str, Any], model: ModelSpec | None, pp: int, chunk
 
 def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool) -> str:
     said = {"compile": "off" if other.get("compile") is False else "", "data_parallel": "ddp" if whole else ""}
+    said["loss"] = str(other.get("loss") or "")
     said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
     backend = str(parallel["expert_parallel_comm_backend"])
     said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""
