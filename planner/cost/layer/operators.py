@@ -315,14 +315,12 @@ LOSS_WORDS = 2048.0
 
 def loss_share(shard: Shard) -> Number:
     """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, an eighth, or one of T h / V where the loss is
-    fused. Saved pieces have 4 or, compiled, e bytes of every logit beside an eighth of the rest.
+    fused.
 
-    [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens; torch 2.13, saved tensors of F.cross_entropy]
+    [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens]
     """
     if shard.trainer.stored.loss == "pieces":
         return 0.125
-    if shard.trainer.stored.loss == "saved_pieces":
-        return 0.125 + (shard.element if shard.trainer.kernels.loss_passes < 2 else 4.0) / logit_bytes(shard)
     if shard.trainer.stored.loss == "chunked":
         return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
     words = {"fused_linear": float(shard.model.hidden_size), "vocabulary": LOSS_WORDS}.get(shard.trainer.stored.loss)

@@ -241,7 +241,7 @@ def _further_parts(
         "root": both * table * gathered_bytes(workload) * wrapped * (trainer.traffic.root_units > 1),
         "released": np.where((micro == 1) & (column(layout.pp) == 1), float(trainer.stored.gradients == "released"), 0.0),
         "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
-        "head_pieces": head * summed * trained * (trainer.stored.loss in ("chunked", "saved_pieces", "fused_linear", "vocabulary")),
+        "head_pieces": head * summed * trained * (trainer.stored.loss in ("chunked", "fused_linear", "vocabulary")),
     }
 
 

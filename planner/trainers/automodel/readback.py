@@ -39,7 +39,7 @@ BY_PARTS = (
 """What activation checkpointing means in dense models.  [components/distributed/activation_checkpointing.py, parallelizer.py]"""
 KEEP = "keep all that they compute, which the plan has recomputed: memory comes out too low"
 LEAN = (("FusedLinearC", "fused_linear"), ("ChunkedC", "bf16"))
-"""Losses that do not hold the logits of all tokens in fp32, or none of them, and the option that is like each.  [components/loss]"""
+"""Losses that hold no logits of all tokens, or none in fp32, and the option that is like each.  [components/loss]"""
 
 
 def read(path: Path, said: Given) -> Reading:

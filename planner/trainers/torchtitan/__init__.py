@@ -3,6 +3,7 @@
 PLACE = 30
 TITLE = "torchtitan (Python configuration and command line)"
 TRAINERS = ("torchtitan",)
+OPTIONS = ("loss",)
 PACKAGE, VERSIONS = "torchtitan", ">=0.3,<0.4"
 LEVEL = "model built"
 SOURCE = (

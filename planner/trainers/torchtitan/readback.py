@@ -12,6 +12,7 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading, model_asked
+from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.casting import cast_of
@@ -155,9 +156,24 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
-        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other),
-        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec)),
+        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(training, other),
+        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_on_tables(other)),
     )  # fmt: skip
+
+
+def _adapters(training: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What a LoRAConverter means: adapters on all linear layers, or those that it names, over a base of the dtype of the weights.
+    [torchtitan b5bcd76, components/lora.py]"""
+    if "adapters" not in other:
+        return {}
+    named, frozen = other["adapters"].get("target_modules"), "bf16" if training["dtype"] == "bfloat16" else "fp32"
+    targets = adapter_targets(named) if named else "all"
+    return {"lora_rank": other["adapters"].get("rank", 8), "lora_targets": targets, "frozen_weights": frozen}
+
+
+def _on_tables(other: Mapping[str, Any]) -> list[str]:
+    named = other["adapters"].get("target_modules") if "adapters" in other else ()
+    return [adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named)
 
 
 def _ahead(other: Mapping[str, Any], spec: ModelSpec | None) -> dict[str, int]:
