@@ -94,10 +94,6 @@ def _require_language_model(path: Path, unread: list[str]) -> None:
         raise PlannerError(f"{path}: {masked} makes it a masked language model, whose attention is not causal: not modelled")
 
 
-NO_CHUNKS = "logits come in chunks, and the memory holds them whole"
-"""Of a fork, whose number of chunks may be any."""
-
-
 def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
@@ -105,8 +101,6 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     quiet = (*QUIET, "hybridep") if is_room(parallel.get("hybridep")) else QUIET
     unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *quiet), f"{name}.")]
     _require_language_model(path, unread)
-    if any(re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one) for one in unread):
-        other = {**other, "notes": [*other.get("notes", ()), NO_CHUNKS]}
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
     if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
         raise not_priced(str(path), wrong, wrong)
@@ -157,7 +151,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(training, other),
-        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_on_tables(other)),
+        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_beside(other, unread)),
     )  # fmt: skip
 
 
@@ -171,9 +165,12 @@ def _adapters(training: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
     return {"lora_rank": other["adapters"].get("rank", 8), "lora_targets": targets, "frozen_weights": frozen}
 
 
-def _on_tables(other: Mapping[str, Any]) -> list[str]:
+def _beside(other: Mapping[str, Any], unread: list[str]) -> list[str]:
+    """Adapters on the head, and words of forks for chunks of the loss, whose number may be any."""
     named = other["adapters"].get("target_modules") if "adapters" in other else ()
-    return [adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named)
+    chunks = any(re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one) for one in unread)
+    said = "logits come in chunks, and the memory holds them whole"
+    return [*[adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named), *[said] * chunks]
 
 
 def _ahead(other: Mapping[str, Any], spec: ModelSpec | None) -> dict[str, int]:

@@ -9,6 +9,7 @@ from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
+from planner.units import GIB
 
 QUIET = re.compile(
     r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
@@ -65,7 +66,7 @@ def held_by_the_loss(trainer: str, tokens: int, model: ModelSpec | None) -> tupl
     """Note on what the losses of all pieces keep for the backward pass, where it is much: they are added up before it.
     [modules/loss; torch 2.13, saved tensors of F.cross_entropy, compiled and not]"""
     compiled = "compile=on" in trainer
-    held = (2.0 if compiled else 4.0) * tokens * (model.vocab_size if model else 0) / 2**30
+    held = (2.0 if compiled else 4.0) * tokens * (model.vocab_size if model else 0) / GIB
     if held < 1.0 or "loss=" in trainer:
         return ()
     what = "bf16 logits" if compiled else "an fp32 log softmax"
