@@ -227,6 +227,7 @@ def test_what_primus_has_not_is_refused() -> None:
     [
         ("automodel", "automodel.yaml", "automodel+compile=off+loss=bf16"),
         ("automodel", "automodel.yaml", "automodel+compile=off+loss=fused_linear"),
+        ("automodel", "automodel.yaml", "automodel+compile=off+loss=in_place"),
         ("torchtitan", "plan_config.py", "torchtitan+loss=pieces"),
     ],
 )  # fmt: skip

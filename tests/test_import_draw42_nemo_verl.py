@@ -39,12 +39,14 @@ def test_automodel_compiles_where_it_is_told_to(tmp_path: Path, more: str, compi
     [
         ("masked_ce.MaskedCrossEntropy", ""), ("masked_ce.MaskedCrossEntropy, fp32_upcast: true", ""),
         ("masked_ce.MaskedCrossEntropy, fp32_upcast: false", "+loss=bf16"), ("chunked_ce.ChunkedCrossEntropy", "+loss=bf16"),
-        ("linear_ce.FusedLinearCrossEntropy", "+loss=fused_linear"),
+        ("linear_ce.FusedLinearCrossEntropy", "+loss=fused_linear"), ("te_parallel_ce.TEParallelCrossEntropy", "+loss=in_place"),
     ],
 )  # fmt: skip
 def test_automodels_losses_hold_different_logits(tmp_path: Path, loss: str, option: str) -> None:
     found = _automodel(tmp_path, f"loss_fn: {{_target_: nemo_automodel.components.loss.{loss}}}")
     assert found.trainer == f"automodel+compile=off{option}" and not found.notes
+    compiled = _automodel(tmp_path, f"compile: {{enabled: true}}\nloss_fn: {{_target_: nemo_automodel.components.loss.{loss}}}")
+    assert compiled.trainer == f"automodel+compile=on{option.removesuffix('+loss=bf16')}"
 
 
 def test_logits_without_an_fp32_copy_are_6_bytes_and_fused_ones_none() -> None:

@@ -38,7 +38,7 @@ BY_PARTS = (
 )
 """What activation checkpointing means in dense models.  [components/distributed/activation_checkpointing.py, parallelizer.py]"""
 KEEP = "keep all that they compute, which the plan has recomputed: memory comes out too low"
-LEAN = (("FusedLinearC", "fused_linear"), ("ChunkedC", "bf16"))
+LEAN = (("FusedLinearC", "fused_linear"), ("ChunkedC", "bf16"), ("TEParallelC", "in_place"))
 """Losses that hold no logits of all tokens, or none in fp32, and the option that is like each.  [components/loss]"""
 
 
@@ -169,9 +169,10 @@ def _trainer(given: Settings) -> str:
     if given.above_zero("peft.dropout", 0.0):
         options["adapter_dropout"] = "on"
     loss = str(given.get("loss_fn._target_") or given.get("loss_fn.name") or "")
-    lean = [option for word, option in LEAN if word in loss]
-    if lean or not given.flag("loss_fn.fp32_upcast", True):  # of MaskedCrossEntropy
-        options["loss"] = [*lean, "bf16"][0]
+    upcast = given.flag("loss_fn.fp32_upcast", True)  # of MaskedCrossEntropy
+    lean = next((option for word, option in LEAN if word in loss), "" if upcast else "bf16")
+    if lean and (lean != "bf16" or not compiled):  # compiled, there are fewer bytes already
+        options["loss"] = lean
     from planner.trainer import load_trainer
 
     known = load_trainer("automodel").choices.options
