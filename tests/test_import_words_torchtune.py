@@ -44,6 +44,8 @@ def test_losses(tmp_path: Path, loss: str, trainer: str, objective: str) -> None
 def test_what_the_pieces_of_a_loss_keep_is_said_where_it_is_much(tmp_path: Path, more: str, held: str) -> None:
     """2 x 4096 tokens of 128,256 words: 4 bytes of each are 3.9 GiB."""
     assert f"the pieces of the loss keep {held}" in " ".join(_tune(tmp_path, TUNE + more).notes)
+    open_length = written(tmp_path, TUNE.replace("max_seq_len: 4096", "max_seq_len: null") + more, "open.yaml")
+    assert f"the pieces of the loss keep {held}" in " ".join(read(open_length, None, Given(num_gpus=8, sequence_length=4096)).notes)
     small = TUNE.replace("max_seq_len: 4096", "max_seq_len: 512")
     whole = TUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torch.nn.CrossEntropyLoss")
     for text in (small, whole):

@@ -130,7 +130,7 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         given.ask(Question(name="dtype", about=about, choices=("bf16",)))
     loss = str(given.get("loss._component_", "")).rpartition(".")[2]
     pairs = loss in own.PREFERENCES or "dpo" in called
-    trainer, length = _trainer(given, part, bool(kind), pairs), _length(given)
+    trainer, length, said = _trainer(given, part, bool(kind), pairs), _length(given), given.said or Given()
     return Reading(
         trainer=trainer, fields=fields, model=model, model_name=model_name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=precision,
@@ -139,7 +139,7 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
         notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1),
-               *own.held_by_the_loss(trainer, micro * (length or 0) // cp, model or (given.said or Given()).spec()),
+               *own.held_by_the_loss(trainer, micro * (said.sequence_length or length or 0) // cp, model or said.spec()),
                *_of_a_recipe(recipe), *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip
 
