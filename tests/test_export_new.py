@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from trainer_samples import plan_of
 
@@ -219,3 +220,18 @@ def test_an_export_of_primus_is_read_back_without_a_question(tmp_path: Path) -> 
 def test_what_primus_has_not_is_refused() -> None:
     assert "Primus is AMD's" in said("primus", job_of("megatron", zero=1))
     assert "optimizer muon" in said("primus", job_of("megatron", hardware="mi300x", zero=1, work={"optimizer": "muon"}))
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "trainer"),
+    [
+        ("automodel", "automodel.yaml", "automodel+compile=off+loss=bf16"),
+        ("automodel", "automodel.yaml", "automodel+compile=off+loss=fused_linear"),
+        ("automodel", "automodel.yaml", "automodel+compile=off+loss=in_place"),
+        ("torchtitan", "plan_config.py", "torchtitan+loss=pieces"),
+    ],
+)  # fmt: skip
+def test_losses_of_an_export_are_read_back(tmp_path: Path, target: str, file: str, trainer: str) -> None:
+    text = files_of(target, job_of(trainer, model="llama-3.1-8b", zero=3))[file]
+    (tmp_path / file).write_text(text)
+    assert read(tmp_path / file, given=Given(num_gpus=8)).trainer == trainer

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from import_files import NEMO_RL, asked_for, written
 
+import planner
 from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading import read
@@ -33,11 +34,31 @@ def test_automodel_compiles_where_it_is_told_to(tmp_path: Path, more: str, compi
     assert _automodel(tmp_path, more).trainer == f"automodel+compile={compiled}"
 
 
-def test_automodels_loss_without_logits_is_said(tmp_path: Path) -> None:
-    lean = _automodel(tmp_path, "loss_fn: {_target_: nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy}")
-    usual = _automodel(tmp_path, "loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}")
-    assert "loss_fn FusedLinearCrossEntropy: the logits of all tokens" in " ".join(lean.notes)
-    assert "loss_fn" not in " ".join(usual.notes)
+@pytest.mark.parametrize(
+    ("loss", "option"),
+    [
+        ("masked_ce.MaskedCrossEntropy", ""), ("masked_ce.MaskedCrossEntropy, fp32_upcast: true", ""),
+        ("masked_ce.MaskedCrossEntropy, fp32_upcast: false", "+loss=bf16"), ("chunked_ce.ChunkedCrossEntropy", "+loss=bf16"),
+        ("linear_ce.FusedLinearCrossEntropy", "+loss=fused_linear"), ("te_parallel_ce.TEParallelCrossEntropy", "+loss=in_place"),
+    ],
+)  # fmt: skip
+def test_automodels_losses_hold_different_logits(tmp_path: Path, loss: str, option: str) -> None:
+    found = _automodel(tmp_path, f"loss_fn: {{_target_: nemo_automodel.components.loss.{loss}}}")
+    assert found.trainer == f"automodel+compile=off{option}" and not found.notes
+    compiled = _automodel(tmp_path, f"compile: {{enabled: true}}\nloss_fn: {{_target_: nemo_automodel.components.loss.{loss}}}")
+    assert compiled.trainer == f"automodel+compile=on{option.removesuffix('+loss=bf16')}"
+
+
+def test_logits_without_an_fp32_copy_are_6_bytes_and_fused_ones_none() -> None:
+    """8192 tokens of 128,256 words: 14 bytes of each logit, 6 without fp32, none where they are never written."""
+    job = {"model": "llama-8b", "gpus": 8, "hardware": "h100-sxm", "sequence_length": 8192, "global_batch_size": 8,
+           "micro_batch_size": 1, "recompute": "full", "zero": 3, "precision": "bf16_true"}  # fmt: skip
+    peaks = [
+        planner.estimate(**job, trainer=f"automodel+compile=off{loss}").estimate.memory
+        for loss in ("", "+loss=bf16", "+loss=fused_linear")
+    ]
+    assert (peaks[0] - peaks[1]) / (8192 * 128256) == pytest.approx(8.0 * 1.05)  # fragmentation
+    assert peaks[2] < peaks[1] - 2.0 * 8192 * 128256
 
 
 def test_automodel_recomputes_the_parts_of_a_dense_layer(tmp_path: Path) -> None:

@@ -37,6 +37,19 @@ def test_what_the_shell_calculates(before: str, command: str, tmp_path: Path) ->
     assert (found.global_batch_size, found.num_gpus) == (128, 16)
 
 
+@pytest.mark.parametrize("counted", [
+    "nvidia-smi -L | wc -l", "nvidia-smi --list-gpus 2>/dev/null | wc -l",
+    "nvidia-smi --query-gpu=name --format=csv,noheader | wc -l",
+    'python -c "import torch; print(torch.cuda.device_count())"',
+])  # fmt: skip
+def test_gpus_that_a_job_counts_are_those_that_it_asks_for(tmp_path: Path, counted: str) -> None:
+    command = RUN.replace("--nproc_per_node 8 --nnodes 2", "--nproc_per_node $NGPU")
+    text = f"NGPU=$({counted})\n{command} --micro-batch-size 2 --global-batch-size 128\n"
+    assert read(written(tmp_path, f"#!/bin/bash\n#SBATCH --gres=gpu:4\n{text}", "job.sh")).num_gpus == 4
+    assert read(written(tmp_path, text, "alone.sh")).num_gpus is None
+
+
+
 def test_a_loop_that_starts_trainings_stays_a_question(tmp_path: Path) -> None:
     text = f"PP=1; MBS=1; GBS=64\nfor TP in 8 4; do\n{RUN} {REST}\ndone\n"
     with pytest.raises(OpenQuestionsError) as error:

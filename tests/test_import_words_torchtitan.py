@@ -178,12 +178,36 @@ def test_optimizers_of_a_module(tmp_path: Path, parts: dict[str, str], optimizer
 @pytest.mark.parametrize(("parts", "sentence"), [
     ({"optimizer": 'OptimizersContainer.Config(param_groups=[Group(optimizer_name="SGD")])'}, "optimizer.name is 'SGD'"),
     ({"optimizer": "OptimizersInBackwardContainer.Config()"}, "in the backward pass"),
-    ({"registry": ", converters=[LoRAConverter.Config(rank=8)]"}, "LoRAConverter.Config is not priced"),
+    ({"registry": ", converters=[NVFP4LinearConverter.Config()]"}, "NVFP4LinearConverter.Config is not priced"),
     ({"registry": ", converters=[Float8GroupedExpertsConverter.Config()]"}, "experts without the linear layers"),
 ])  # fmt: skip
 def test_parts_of_a_module_that_are_not_priced(tmp_path: Path, parts: dict[str, str], sentence: str) -> None:
     with pytest.raises(PlannerError, match=sentence):
         _module(tmp_path, **parts)
+
+
+LORA = ", converters=[LoRAConverter.Config(rank=%s, alpha=64.0%s)]"
+
+
+def test_adapters_of_a_module(tmp_path: Path) -> None:
+    """On all linear layers, the head too, unless it names some; the base has the dtype of training.dtype, float32 by itself."""
+    found = _module(tmp_path, registry=LORA % ("32", ""))
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights, found.precision) == (32, "all", "fp32", "bf16")
+    assert "adapters on 'lm_head' are not priced" in found.notes[0]
+    found = _module(tmp_path, registry=LORA % ("8", ', target_modules=["wq", "wv"]'), tokens='4096, dtype="bfloat16"')
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights, found.precision) == (8, "qv", "bf16", "bf16_true")
+    assert found.notes == ()
+    computed = LORA % ('rank_of(os.environ.get("RANK", "32"))', "")
+    with pytest.raises(OpenQuestionsError, match="LoRAConverter.rank"):
+        _module(tmp_path, registry=computed)
+    assert _module(tmp_path, {"LoRAConverter.rank": "64"}, registry=computed).lora_rank == 64
+
+
+def test_a_command_that_names_the_file_of_the_trainer(tmp_path: Path) -> None:
+    written(tmp_path, PYTHON.format(**MODULE), "torchtitan/models/llama3/config_registry.py")
+    command = 'CONFIG=llama3_8b\ntorchrun --nproc_per_node=16 torchtitan/train.py --module llama3 --config "${CONFIG}" "$@"\n'
+    found = read(written(tmp_path, command, "run.sh"))
+    assert (found.trainer, found.num_gpus, found.fields["tp"]) == ("torchtitan", 16, 2)
 
 
 def test_what_a_module_says_elsewhere(tmp_path: Path) -> None:
@@ -192,7 +216,7 @@ def test_what_a_module_says_elsewhere(tmp_path: Path) -> None:
         assert "tp_overlap=on" in _module(tmp_path, **parts).trainer
     assert "expert_dispatch=hybridep" in _module(tmp_path, registry=', moe_comm_backend="hybridep"').trainer
     assert _module(tmp_path, registry=", num_mtp_layers=1").architecture == {"mtp_layers": 1}
-    assert any("in chunks" in one for one in _module(tmp_path, loss="ChunkedLossWrapper.Config(loss_fn=x)").notes)
+    assert "loss=pieces" in _module(tmp_path, loss="ChunkedLossWrapper.Config(loss_fn=x)").trainer
     layers = _module(tmp_path, recompute='ActivationCheckpointConfig(mode="selective", selective_ac_option="2")').fields
     assert (layers["recompute"], layers["recompute_layers"]) == (Recompute.FULL, 16)
     late = "config = replace(config, parallelism=replace(config.parallelism, tensor_parallel_degree=4))"

@@ -37,6 +37,27 @@ def test_losses(tmp_path: Path, loss: str, trainer: str, objective: str) -> None
     assert found.trainer == f"torchtune{trainer}+optimizer_in_backward=off" and found.objective == objective
 
 
+@pytest.mark.parametrize(("more", "held"), [
+    ("", "an fp32 log softmax of all tokens until the backward pass: up to 3.9 GiB"),
+    ("compile: true", "bf16 logits of all tokens until the backward pass: up to 2.0 GiB"),
+])  # fmt: skip
+def test_what_the_pieces_of_a_loss_keep_is_said_where_it_is_much(tmp_path: Path, more: str, held: str) -> None:
+    """2 x 4096 tokens of 128,256 words: 4 bytes of each are 3.9 GiB."""
+    assert f"the pieces of the loss keep {held}" in " ".join(_tune(tmp_path, TUNE + more).notes)
+    open_length = written(tmp_path, TUNE.replace("max_seq_len: 4096", "max_seq_len: null") + more, "open.yaml")
+    assert f"the pieces of the loss keep {held}" in " ".join(read(open_length, None, Given(num_gpus=8, sequence_length=4096)).notes)
+    small = TUNE.replace("max_seq_len: 4096", "max_seq_len: 512")
+    whole = TUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torch.nn.CrossEntropyLoss")
+    for text in (small, whole):
+        assert "pieces of the loss" not in " ".join(_tune(tmp_path, text + more).notes)
+
+
+def test_releases_that_wrap_tables_by_themselves(tmp_path: Path) -> None:
+    noted = "custom_sharded_layers does not name tok_embeddings"
+    assert noted in " ".join(_tune(tmp_path, TUNE).notes)
+    assert noted not in " ".join(_tune(tmp_path, TUNE + "memory_efficient_fsdp_wrap: true\n").notes)
+
+
 def test_losses_that_no_plan_has(tmp_path: Path) -> None:
     text = TUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "%s")
     with pytest.raises(PlannerError, match="loss._component_ is SimPOLoss, which is not modelled"):
@@ -152,7 +173,8 @@ def test_a_third_state_and_states_in_eight_bits(tmp_path: Path) -> None:
 
 def test_tables_in_the_root_are_noted(tmp_path: Path) -> None:
     assert any("does not name tok_embeddings" in one for one in _tune(tmp_path, TUNE).notes)
-    assert _tune(tmp_path, f"{TUNE}custom_sharded_layers: [tok_embeddings, output]\n").notes == ()
+    short = TUNE.replace("max_seq_len: 4096", "max_seq_len: 512")
+    assert _tune(tmp_path, f"{short}custom_sharded_layers: [tok_embeddings, output]\n").notes == ()
 
 
 def test_recipes_of_another_step_are_refused_by_their_names(tmp_path: Path) -> None:

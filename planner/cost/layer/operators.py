@@ -314,10 +314,13 @@ LOSS_WORDS = 2048.0
 
 
 def loss_share(shard: Shard) -> Number:
-    """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, or one of T h / V where the loss is fused.
+    """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, an eighth, or one of T h / V where the loss is
+    fused.
 
     [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens]
     """
+    if shard.trainer.stored.loss == "pieces":
+        return 0.125
     if shard.trainer.stored.loss == "chunked":
         return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
     words = {"fused_linear": float(shard.model.hidden_size), "vocabulary": LOSS_WORDS}.get(shard.trainer.stored.loss)

@@ -3,7 +3,7 @@
 PLACE = 85
 TITLE = "NeMo AutoModel (YAML recipe)"
 TRAINERS = ("automodel",)
-OPTIONS = ("compile", "adapter_dropout", "expert_routing", "expert_dispatch", "tp_overlap")
+OPTIONS = ("compile", "loss", "adapter_dropout", "expert_routing", "expert_dispatch", "tp_overlap")
 PACKAGE, VERSIONS = "nemo-automodel", ">=0.7,<0.8"
 LEVEL = "groups built"
 SOURCE = (

@@ -38,8 +38,8 @@ BY_PARTS = (
 )
 """What activation checkpointing means in dense models.  [components/distributed/activation_checkpointing.py, parallelizer.py]"""
 KEEP = "keep all that they compute, which the plan has recomputed: memory comes out too low"
-LEAN = re.compile(r"(FusedLinear|Chunked)C(ross)?E\w*")
-"""Losses that do not hold the logits of all tokens in fp32.  [components/loss]"""
+LEAN = (("FusedLinearC", "fused_linear"), ("ChunkedC", "bf16"), ("TEParallelC", "in_place"))
+"""Losses that hold no logits of all tokens, or none in fp32, and the option that is like each.  [components/loss]"""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -61,8 +61,6 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     model, notes = named_model(str(name), given.path) if name else (None, ())
     fields = _degrees(split, model, strategy)
     notes += by_parts("activation_checkpointing: ", fields, model, ", unless a release of 2026 wraps whole layers of transformers")
-    if lean := LEAN.search(str(given.get("loss_fn._target_") or given.get("loss_fn.name") or "")):
-        notes += (f"loss_fn {lean[0]}: the logits of all tokens, which it does not write, are in the plan",)
     batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
     if fields["pp"] > 1:
         micro = split.size("pipeline.pp_microbatch_size")
@@ -170,6 +168,11 @@ def _trainer(given: Settings) -> str:
     options["compile"] = "on" if compiled else "off"  # [components/utils/compile_utils.py: CompileConfig.enabled]
     if given.above_zero("peft.dropout", 0.0):
         options["adapter_dropout"] = "on"
+    loss = str(given.get("loss_fn._target_") or given.get("loss_fn.name") or "")
+    upcast = given.flag("loss_fn.fp32_upcast", True)  # of MaskedCrossEntropy
+    lean = next((option for word, option in LEAN if word in loss), "" if upcast else "bf16")
+    if lean and (lean != "bf16" or not compiled):  # compiled, there are fewer bytes already
+        options["loss"] = lean
     from planner.trainer import load_trainer
 
     known = load_trainer("automodel").choices.options

@@ -3,6 +3,7 @@
 PLACE = 30
 TITLE = "torchtitan (Python configuration and command line)"
 TRAINERS = ("torchtitan",)
+OPTIONS = ("loss",)
 PACKAGE, VERSIONS = "torchtitan", ">=0.3,<0.4"
 LEVEL = "model built"
 SOURCE = (
@@ -11,6 +12,6 @@ SOURCE = (
 FORM = (
     "py toml json any",
     r"(?<!parallelism_config import )(?<!accelerate import )(?<!=)ParallelismConfig"  # those are of accelerate
-    r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan\.train(er)?\b|data_parallel_(shard_)?degree",
+    r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan[./]train(er)?\b|data_parallel_(shard_)?degree",
 )
 NO_WORD = ("fp8_row",)

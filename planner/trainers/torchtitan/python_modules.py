@@ -16,7 +16,7 @@ from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.torchtitan.flavors import flavor_of, model_named
 from planner.trainers.torchtitan.own_words import of_foreign_tables
-from planner.trainers.torchtitan.python_parts import finish, part_of, parts_of
+from planner.trainers.torchtitan.python_parts import ADAPTERS, finish, part_of, parts_of
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
@@ -165,6 +165,10 @@ class _Module:
             if "compile" in given:
                 found["other"]["compile"] = self.compiles(given["compile"], node)
             self.async_tensor_parallel(function, given, found)
+            if function.endswith(ADAPTERS):
+                said = {name: node for name, node in given.items() if name in ("rank", "target_modules")}
+                told = self.said.filled({"LoRAConverter": self.constants_of("LoRAConverter", said)})
+                found["other"]["adapters"] = told["LoRAConverter"]
             part_of(self.path, call, function, given, found)
             assets = given.get("hf_assets_path")
             flavor = flavor_of(given.get("model_spec"))

@@ -16,15 +16,15 @@ from planner.trainers.torchtitan.export import CONVERTERS
 GROUPED = ("Float8GroupedExpertsConverter", "MXFP8GroupedExpertsConverter", "Float8GroupedMMConverter", "MXFP8GroupedMMConverter")
 """Converters of the grouped products of experts."""
 OLD = {"MXLinearConverter": "mxfp8", "MXConverter": "mxfp8", "Float8Converter": "fp8"}
+ADAPTERS = "LoRAConverter.Config"
 CHUNKS = ("ChunkedLossWrapper", "ChunkedCELoss", "ChunkedCrossEntropyLoss")
-NO_CHUNKS = "logits come in chunks, and the memory holds them whole"
 
 
 def part_of(path: Path, call: ast.Call, function: str, given: Mapping[str, ast.expr], found: dict[str, dict[str, Any]]) -> None:
     """What one call says. Raises PlannerError for what is not priced."""
     other, owner = found["other"], function.removesuffix(".Config").rpartition(".")[2]
     parts_of(path, given, found)
-    if owner.endswith("Converter") and function.endswith(".Config"):
+    if owner.endswith("Converter") and function.endswith(".Config") and not function.endswith(ADAPTERS):
         precision = {**{name: one for one, name in CONVERTERS.items()}, **OLD}.get(owner)
         if precision is None and owner not in GROUPED:
             raise PlannerError(f"{path}: line {call.lineno}: {function} is not priced in torchtitan; choose another")
@@ -50,9 +50,8 @@ def parts_of(path: Path, given: Mapping[str, ast.expr], found: dict[str, dict[st
     """Optimizer and loss, where a call or an assignment says them. Raises PlannerError."""
     other = found["other"]
     if (loss := given.get("loss")) is not None:
-        other["notes"][:] = [one for one in other["notes"] if one != NO_CHUNKS]
-        if isinstance(loss, ast.Call) and re.sub(r"\.Config$", "", ast.unparse(loss.func)).rpartition(".")[2] in CHUNKS:
-            other["notes"].append(NO_CHUNKS)
+        called = re.sub(r"\.Config$", "", ast.unparse(loss.func)) if isinstance(loss, ast.Call) else ""
+        other["loss"] = "pieces" if called.rpartition(".")[2] in CHUNKS else ""
     if isinstance(made := given.get("optimizer"), ast.Call):
         owner = ast.unparse(made.func).removesuffix(".Config").rpartition(".")[2]
         if "InBackward" in owner:

@@ -12,6 +12,7 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading, model_asked
+from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.casting import cast_of
@@ -20,7 +21,6 @@ from planner.trainers.torchtitan.forms import sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
-from planner.trainers.torchtitan.python_parts import NO_CHUNKS
 from planner.trainers.torchtitan.stages import pipeline
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -101,7 +101,6 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     quiet = (*QUIET, "hybridep") if is_room(parallel.get("hybridep")) else QUIET
     unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *quiet), f"{name}.")]
     _require_language_model(path, unread)
-    in_chunks = [NO_CHUNKS for one in unread if re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one)][:1]
     said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
     if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
         raise not_priced(str(path), wrong, wrong)
@@ -151,9 +150,27 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
-        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other),
-        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *in_chunks),
+        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(training, other),
+        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_beside(other, unread)),
     )  # fmt: skip
+
+
+def _adapters(training: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What a LoRAConverter means: adapters on all linear layers, or those that it names, over a base of the dtype of the weights.
+    [torchtitan b5bcd76, components/lora.py]"""
+    if "adapters" not in other:
+        return {}
+    named, frozen = other["adapters"].get("target_modules"), "bf16" if training["dtype"] == "bfloat16" else "fp32"
+    targets = adapter_targets(named) if named else "all"
+    return {"lora_rank": other["adapters"].get("rank", 8), "lora_targets": targets, "frozen_weights": frozen}
+
+
+def _beside(other: Mapping[str, Any], unread: list[str]) -> list[str]:
+    """Adapters on the head, and words of forks for chunks of the loss, whose number may be any."""
+    named = other["adapters"].get("target_modules") if "adapters" in other else ()
+    chunks = any(re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one) for one in unread)
+    said = "logits come in chunks, and the memory holds them whole"
+    return [*[adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named), *[said] * chunks]
 
 
 def _ahead(other: Mapping[str, Any], spec: ModelSpec | None) -> dict[str, int]:
@@ -232,6 +249,7 @@ def _recompute(other: Mapping[str, Any], model: ModelSpec | None, pp: int, chunk
 
 def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool) -> str:
     said = {"compile": "off" if other.get("compile") is False else "", "data_parallel": "ddp" if whole else ""}
+    said["loss"] = str(other.get("loss") or "")
     said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
     backend = str(parallel["expert_parallel_comm_backend"])
     said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""

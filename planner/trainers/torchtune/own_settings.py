@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.model import ModelSpec
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
+from planner.units import GIB
 
 QUIET = re.compile(
     r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
@@ -58,6 +60,17 @@ def loss_option(given: Settings) -> dict[str, str]:
     about = f"{word} is a loss of the project's own; one that is like it"
     given.ask(Question(name="loss._component_", about=about, choices=("LinearCrossEntropyLoss", "CrossEntropyLoss", "DPOLoss")))
     return {}
+
+
+def held_by_the_loss(trainer: str, tokens: int, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note on what the losses of all pieces keep for the backward pass, where it is much: they are added up before it.
+    [modules/loss; torch 2.13, saved tensors of F.cross_entropy, compiled and not]"""
+    compiled = "compile=on" in trainer
+    held = (2.0 if compiled else 4.0) * tokens * (model.vocab_size if model else 0) / GIB
+    if held < 1.0 or "loss=" in trainer:
+        return ()
+    what = "bf16 logits" if compiled else "an fp32 log softmax"
+    return (f"the pieces of the loss keep {what} of all tokens until the backward pass: up to {held:.1f} GiB beside the plan",)
 
 
 def compile_option(given: Settings, adapters: bool) -> dict[str, str]:

@@ -130,15 +130,17 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         given.ask(Question(name="dtype", about=about, choices=("bf16",)))
     loss = str(given.get("loss._component_", "")).rpartition(".")[2]
     pairs = loss in own.PREFERENCES or "dpo" in called
+    trainer, length, said = _trainer(given, part, bool(kind), pairs), _length(given), given.said or Given()
     return Reading(
-        trainer=_trainer(given, part, bool(kind), pairs), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
-        global_batch_size=batch, sequence_length=_length(given), precision=precision,
+        trainer=trainer, fields=fields, model=model, model_name=model_name, num_gpus=gpus,
+        global_batch_size=batch, sequence_length=length, precision=precision,
         optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0, lora_targets=targets,
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1), *_of_a_recipe(recipe),
-               *own.of_a_checkout(given.path, recipe, bool(kind))),
+        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1),
+               *own.held_by_the_loss(trainer, micro * (said.sequence_length or length or 0) // cp, model or said.spec()),
+               *_of_a_recipe(recipe), *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip
 
 
@@ -167,7 +169,9 @@ def _notes(given: Settings, part: Settings, kind: str, targets: str, several: bo
         if part.flag("apply_lora_to_output"):
             notes.append(adapters_on_tables(["output"]))
     apart = str(given.get("custom_sharded_layers") or "")
-    if several and "tok_embeddings" not in apart:
+    # of releases until 0.2, which wrap the tables by themselves
+    wrapped = given.flag("memory_efficient_fsdp_wrap") and not kind
+    if several and "tok_embeddings" not in apart and not wrapped:
         notes.append("custom_sharded_layers does not name tok_embeddings: the tables are priced as gathered on their own")
     if given.flag("resize_token_embeddings"):
         notes.append("resize_token_embeddings: the rows of the tables are those of the tokenizer, and priced as those of the model")

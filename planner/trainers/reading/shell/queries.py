@@ -1,4 +1,5 @@
-"""What jq and yq would read, one value of a JSON or YAML file by its dotted name, and what seq counts. Nothing is executed."""
+"""What jq and yq would read, one value of a JSON or YAML file by its dotted name, what seq counts and the GPUs of a job. Nothing is
+executed."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,6 +25,11 @@ _GETOPT = re.compile(r"""\s*(?:\S*/)?getopt\s.*\s--\s+(['"]?)\$[@*]\1\s*""", re.
 """Arguments of the script with their options first."""
 _FOUND = re.compile(r"""\s*echo\s+(.+?)\s*\|\s*grep\s+-oP\s+(['"])\(\?<=(--[\w-]+[ =])\)\\d\+\2\s*""", re.DOTALL)
 """A number behind a word of a text."""
+_CARDS = re.compile(
+    r"""\s*(?:nvidia-smi\s+(?:-L|--list-gpus|--query-gpu=\S+\s+--format=csv,noheader)(?:\s+2>\s*/dev/null)?\s*\|\s*(?:wc\s+-l|grep\s+-c\s+\S+)"""
+    r"""|python3?\s+-c\s+(['"])\s*import\s+torch;\s*print\(torch\.cuda\.device_count\(\)\)\s*\1)\s*"""
+)
+"""GPUs that a job sees."""
 _WHOLE = re.compile(r"[\d\s*+()-]+(//[\d\s*+()-]+)*")
 MOST_COUNTED = 64
 """Numbers of seq: more, and no loop over them is meant to be chosen from."""
@@ -43,6 +49,9 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
         return found[2]
     if (counted := _SEQ.fullmatch(text)) is not None:
         return _numbers([expand(one) for one in counted[1].split()])
+    if _CARDS.fullmatch(text):  # as many as it asked for
+        cards = expand("$SLURM_GPUS_ON_NODE")
+        return cards if cards.isdecimal() else None
     if _GETOPT.fullmatch(text):
         given = expand("$*")
         return "--" if is_open(given) else f"{given} --".strip()
