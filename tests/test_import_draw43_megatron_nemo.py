@@ -34,6 +34,13 @@ def test_flash_attention_of_mindspeed_beside_local_layers(tmp_path: Path, progra
     assert any("attention is unfused" in one for one in found.notes) == (attention == "unfused")
 
 
+def test_words_of_mindspeed_about_how_states_and_data_come_need_no_answer(tmp_path: Path) -> None:
+    more = "--swap-optimizer --swap-optimizer-times 32 --no-pad-to-seq-lengths"
+    found = read(written(tmp_path, MINDSPEED.format(program="posttrain_gpt.py", more=more), "tune.sh"))
+    assert found.fields["offload_optimizer"] == 100 and not found.questions
+    assert found.unread == ("--no-pad-to-seq-lengths",)
+
+
 def _notebook(folder: Path, *cells: str, **said: str) -> Reading:
     made = [{"cell_type": "code", "source": one} for one in cells]
     return read(written(folder, json.dumps({"cells": made}), "tune.ipynb"), None, Given(**said))
@@ -60,7 +67,7 @@ model:
    restore_from_path: gpt.nemo, data: {train_ds: {max_seq_length: 2048}}, peft: {peft_scheme: lora}}
 """
     with pytest.raises(OpenQuestionsError, match=r"model\.megatron_amp_O2=true .*--model NAME .*--gpus N"):
-        read(written(tmp_path, text, "tuning_config.yaml"))
+        read(written(tmp_path, text, "tuning_config.yaml"), "nemo")
 
 
 def test_recipes_of_benchmarks_balance_experts_by_force(tmp_path: Path) -> None:

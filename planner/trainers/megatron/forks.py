@@ -153,6 +153,7 @@ def _memory(found: Arguments) -> None:
     """What MindSpeed keeps elsewhere or computes again.  [MindSpeed, docs/features/swap-optimizer.md, reuse-fp32-param.md]"""
     if found.pop("swap_optimizer", None):
         found["optimizer_cpu_offload"] = True
+        found.pop("swap_optimizer_times", None)  # in how many parts they come
         found.notes.append("swap-optimizer: states wait on the host and are updated on the device; priced as updated on the host")
     if found.get("reuse_fp32_param") and found.get("use_distributed_optimizer"):
         del found["reuse_fp32_param"]
