@@ -12,8 +12,8 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError
 
 MINDSPEED = """torchrun --nproc_per_node 8 {program} --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 4096 \\
-    --micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 32000 --bf16 --transformer-impl local --no-masked-softmax-fusion \\
-    --max-position-embeddings 4096 --tokenizer-type NullTokenizer --vocab-size 32000 {more}
+    --micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 32000 --bf16 --transformer-impl local \\
+    --no-masked-softmax-fusion --max-position-embeddings 4096 --tokenizer-type NullTokenizer --vocab-size 32000 {more}
 """
 NEMO_1 = """torchrun --nproc_per_node=1 NeMo/examples/nlp/language_modeling/tuning/megatron_gpt_finetuning.py {devices} \\
     model.megatron_amp_O2=True model.restore_from_path=${{MODEL}} model.global_batch_size=2 model.micro_batch_size=1 \\
@@ -73,3 +73,67 @@ model:
 def test_recipes_of_benchmarks_balance_experts_by_force(tmp_path: Path) -> None:
     command = "python scripts/performance/setup_experiment.py --gpu gb200 --model_recipe_name qwen3_30b_a3b --num_gpus 8"
     assert read(written(tmp_path, f"{command} --compute_dtype bf16\n", "run.sh")).expert_imbalance == 1.0
+
+
+TABLE = """#!/bin/bash
+WORKSPACE=$(dirname "$(readlink -f "$0")")
+MODEL=${MODEL:-moe-b}
+declare -A SIZES=(
+    [moe-a]="1 2 8  4"
+    [moe-b]="  2 4 8  7"
+)
+choose() {
+    local -n table=$1
+    if [[ -v table[$2] ]]; then
+        local row=(${table[$2]})
+    else
+        return 1
+    fi
+    export TP=${TP:-${row[0]}} PP=${PP:-${row[1]}} GROUPED=true VPP=${row[3]}
+}
+choose SIZES ${MODEL}
+envsubst < ${WORKSPACE}/models/${MODEL}.yaml > ${WORKSPACE}/models/${MODEL}.yaml.tmp
+ARGS="--num-layers-per-virtual-pipeline-stage 1 $(yq '... comments="" | .MODEL_ARGS | to_entries | .[] |
+    select(.value != "false") | with(select(.value == "true"); .value = "") |
+    [.key + " " + .value] | join("")' ${WORKSPACE}/models/${MODEL}.yaml.tmp | tr '\\n' ' ')"
+if [[ ${VPP} -gt 1 ]]; then
+    if [[ ! "${ARGS}" =~ "--pipeline-model-parallel-layout" ]] && \\
+       [[ ! "${ARGS}" =~ "--num-layers-per-virtual-pipeline-stage" ]]; then
+        ARGS="${ARGS} --num-virtual-stages-per-pipeline-rank ${VPP}"
+    fi
+fi
+sbatch <<EOF
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=8
+#SBATCH --ntasks-per-node=8
+srun python ${WORKSPACE}/Megatron-LM/pretrain_gpt.py ${ARGS}
+EOF
+"""
+OPTIONS = """MODEL_ARGS:
+  --tensor-model-parallel-size: ${TP}
+  --pipeline-model-parallel-size: ${PP}
+  --sequence-parallel: true
+  --use-distributed-optimizer: false
+  --swiglu: ${GROUPED}
+  --num-layers: 28
+  --hidden-size: 1024
+  --num-attention-heads: 16
+  --seq-length: 4096
+  --micro-batch-size: 1
+  --global-batch-size: 64
+  --tokenizer-type: NullTokenizer
+  --vocab-size: 32000
+  --save: ${WORKSPACE}/checkpoints
+  --bf16: true
+"""
+
+
+def test_a_table_by_its_reference_and_options_of_a_yaml_as_words(tmp_path: Path) -> None:
+    for model in ("moe-a", "moe-b"):
+        written(tmp_path / "models", OPTIONS, f"{model}.yaml")
+    found = read(written(tmp_path, TABLE, "submit.sh"))
+    assert [found.fields[one] for one in ("tp", "pp", "vpp", "zero")] == [2, 4, 7, 0]
+    assert found.fields["sequence_parallel"] and found.num_gpus == 16
+    other = read(tmp_path / "submit.sh", None, Given(settings={"MODEL": "moe-a"}))
+    assert [other.fields[one] for one in ("tp", "pp", "vpp")] == [1, 2, 14]
