@@ -104,9 +104,13 @@ def translate(found: Arguments, gpus: int | None) -> None:
     _experts(found)
     _expert_ranks(found, gpus)
     _memory(found)
+    if found.get("transformer_impl") == "local" and found.get("use_flash_attn") and of_mindspeed(found):
+        del found["transformer_impl"]  # its kernels take the place of local ones  [mindspeed, fusion_attention_feature.py]
     algorithm = found.pop("context_parallel_algo", None)
     cut = str(found.get("context_parallel_size", "1"))
-    if algorithm is None and cut.isdigit() and int(cut) > 1 and _of_mindspeed(found):
+    ring = ("use_cp_send_recv", "use_fused_ring", "cp_window")
+    said = "cp_comm_type" in found or any(one.startswith(ring) for one in found if found[one])
+    if algorithm is None and cut.isdigit() and int(cut) > 1 and not said and of_mindspeed(found):
         algorithm = "ulysses_cp_algo"
         found.notes.append("context parallelism a2a: MindSpeed's --context-parallel-algo is ulysses_cp_algo by default")
     if algorithm is not None and found.number("context_parallel_size", 1) > 1:
@@ -122,11 +126,10 @@ def translate(found: Arguments, gpus: int | None) -> None:
     refuse(found)
 
 
-def _of_mindspeed(found: Arguments) -> bool:
-    """Whether it is MindSpeed by arguments or a program that nobody else has, and nothing says a method."""
-    own = any(one in found for one in MINDSPEED) or re.search(r"(posttrain_gpt|pretrain_\w+_npu)\.py", found.program)
-    ring = any(one.startswith(("use_cp_send_recv", "use_fused_ring", "cp_window")) and found[one] for one in found)
-    return bool(own) and not ring and "cp_comm_type" not in found
+def of_mindspeed(found: Arguments) -> bool:
+    """Whether it is MindSpeed by arguments or a program that nobody else has."""
+    own = any(one in found for one in MINDSPEED) or "mindspeed" in str(found.get("spec"))
+    return own or re.search(r"(posttrain_gpt|pretrain_\w+_npu)\.py", found.program) is not None
 
 
 def until_2020(found: Arguments) -> None:
@@ -150,6 +153,7 @@ def _memory(found: Arguments) -> None:
     """What MindSpeed keeps elsewhere or computes again.  [MindSpeed, docs/features/swap-optimizer.md, reuse-fp32-param.md]"""
     if found.pop("swap_optimizer", None):
         found["optimizer_cpu_offload"] = True
+        found.pop("swap_optimizer_times", None)  # in how many parts they come
         found.notes.append("swap-optimizer: states wait on the host and are updated on the device; priced as updated on the host")
     if found.get("reuse_fp32_param") and found.get("use_distributed_optimizer"):
         del found["reuse_fp32_param"]

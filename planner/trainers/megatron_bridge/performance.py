@@ -71,9 +71,9 @@ def settings(path: Path, said: Given, found: Launch) -> tuple[dict[str, Any], in
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
-    """Settings of the performance recipes by their names."""
+    """Settings of the performance recipes by their names; those of pre-training send every expert as many tokens by force."""
     data: Mapping[str, Mapping[str, Any]] = library.read_yaml(Path(__file__).with_name("perf_recipes.yaml"))["recipes"]
-    return data
+    return {name: {"model.moe_router_force_load_balancing": "_pretrain_" in name, **one} for name, one in data.items()}
 
 
 def _hardware(gpu: str) -> str | None:

@@ -68,7 +68,7 @@ DECISIVE = (
     "model.attention_backend", "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype",
     "optimizer.exp_avg_sq_dtype", "dist.use_torch_fsdp2", *(f"{MIXED}.{one}" for one in FIELDS),
     "comm_overlap.overlap_grad_reduce", "optimizer.use_distributed_optimizer", "model.use_transformer_engine_op_fuser",
-    "dataset.packed_sequence_size",
+    "dataset.packed_sequence_size", "model.moe_router_force_load_balancing",
 )  # fmt: skip
 """Settings that decide a plan."""
 

@@ -96,7 +96,7 @@ def of_command(path: Path, said: Given) -> Reading:
     base = file_settings(file, "a configuration of NeMo") if file is not None else known[named]
     pairs = (one.partition("=") for one in found.words if "=" in one)
     words = {key.lstrip("+~"): parsed(re.sub(r"""^(["'])(.*)\1$""", r"\2", value)) for key, _, value in pairs}  # Hydra's quotes
-    reading = parse(path, program, override(base, words), said)
+    reading = parse(path, program, override(base, words), said, counted="trainer.devices" in words)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
@@ -122,8 +122,8 @@ def of_launcher(path: Path, said: Given) -> Reading:
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
-def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
-    """The job of a configuration; ``name`` of its file or program. Raises PlannerError."""
+def parse(path: Path, name: str, data: dict[str, Any], said: Given, counted: bool = False) -> Reading:
+    """The job of a configuration; ``name`` of its file or program; ``counted``: a command says its devices. Raises PlannerError."""
     followed = set(said.used)  # variables of a script
     given = Settings(path, resolved(said.filled(data)), said=said)
     said.used.difference_update(one for one in said.settings if "." not in one and one not in data and one not in followed)
@@ -150,13 +150,33 @@ def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
         found["tokenizer_model"] = called  # its vocabulary, where it has these sizes
     devices, nodes = (trainer.get(one) for one in ("devices", "num_nodes"))
     sure = all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (devices, nodes))
-    found.num_gpus = devices * nodes if sure and devices * nodes > 1 else None  # 1 x 1 is what examples say for 'as you like'
+    example = not counted and devices == nodes == 1  # what examples say for 'as you like'
+    found.num_gpus = devices * nodes if sure and not example else None
     if said.model is None and not found.get("num_layers"):
         label = model.label("restore_from_path") or given.section("pretrained_checkpoint").label("restore_from_path")
         named, _ = named_model(re.sub(r"\.nemo$", "", label.rpartition("/")[2]), path)
         if named is not None:
             said = dataclasses.replace(said, model=named)
+    scheme = _scheme(model.section("peft"))
+    if scheme == "lora" and _keeps_fp32(model) and (found.get("bf16") or found.get("fp16")):
+        about = "false keeps the frozen weights in fp32, which is not modelled; true takes 2 bytes less for each"
+        model.ask(Question(name="model.megatron_amp_O2", about=about, choices=("true",)))
     return _with_nemo(given, reading_of(found, said), name)
+
+
+def _scheme(peft: Settings) -> str:
+    """What is trained beside or instead of the weights. Raises PlannerError for what is not modelled."""
+    scheme = str(peft.get("peft_scheme", "none")).lower()
+    if scheme not in ("none", "lora", "null"):
+        raise PlannerError(
+            f"{peft.where('peft_scheme')} is {shown(scheme)}, which is not modelled; say --set model.peft.peft_scheme=lora or =null"
+        )
+    return scheme
+
+
+def _keeps_fp32(model: Settings) -> bool:
+    """Whether weights stay in fp32 under autocast."""
+    return not model.flag("megatron_amp_O2") and "megatron_amp_O2" in model.data
 
 
 def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
@@ -190,7 +210,7 @@ def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
     if str(optim.get("grad_sync_dtype", "")) in ("bf16", "bfloat16"):
         found["grad_reduce_in_bf16"] = True
     found |= {"tokenizer_type": tokenizer.get("type"), "tokenizer_model": tokenizer.get("model"), "optimizer": _optimizer(optim)}
-    if model.get("restore_from_path") or data.data:  # the model's own file says it, and models of today have none
+    if model.data.get("restore_from_path") or data.data:  # the model's own file says it, and models of today have none
         found = {"hidden_dropout": 0.0, "attention_dropout": 0.0} | {name: one for name, one in found.items() if one is not None}
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
@@ -215,22 +235,13 @@ def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     if model.section("optim").get("overlap_grad_sync") is False:
         options["gradient_overlap"] = "off"
     peft = model.section("peft")
-    scheme = str(peft.get("peft_scheme", "none")).lower()
-    if scheme not in ("none", "lora", "null"):
-        raise PlannerError(
-            f"{peft.where('peft_scheme')} is {shown(scheme)}, which is not modelled; say --set model.peft.peft_scheme=lora or =null"
-        )
-    lora, adapters = peft.section("lora_tuning"), scheme == "lora"
+    lora, adapters = peft.section("lora_tuning"), _scheme(peft) == "lora"
     if adapters and lora.above_zero("adapter_dropout"):
         options["adapter_dropout"] = "on"
     known = load_trainer("nemo").choices.options
     trainer = spell("nemo", {name: value for name, value in options.items() if value in known.get(name, ())})
     notes = found.notes
-    wide = not model.flag("megatron_amp_O2") and found.precision in ("bf16", "fp16") and "megatron_amp_O2" in model.data
-    if wide and adapters:
-        about = "false keeps the frozen weights in fp32, which is not modelled; true takes 2 bytes less for each"
-        model.ask(Question(name="model.megatron_amp_O2", about=about, choices=("true",)))
-    elif wide:
+    if not adapters and _keeps_fp32(model) and found.precision in ("bf16", "fp16"):
         notes = (*notes, "megatron_amp_O2 is false: autocast over fp32 weights, priced like 16-bit weights with an fp32 copy")
     for name in (*SAME, *OTHER):
         model.get(name)

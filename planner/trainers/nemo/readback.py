@@ -22,7 +22,7 @@ from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.programs import own_programs, program_file
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import is_main, last_name
+from planner.trainers.reading.python_text import is_main, last_name, shell_of_cells
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.values import read_text
@@ -52,10 +52,11 @@ def read(path: Path, said: Given) -> Reading:
     suffix = path.suffix.lower()
     if suffix in (".yaml", ".yml"):
         return hydra.read(path, said)
+    text = shell_of_cells(path) if suffix == ".ipynb" else "" if suffix == ".py" else read_text(path)
+    if re.search(hydra.PROGRAM, text):
+        return hydra.of_command(path, said)
     if suffix in (".py", ".ipynb"):
         settings, notes = _of_release(said, (path,), lambda one, known: _of_script(path, one, known))
-    elif re.search(hydra.PROGRAM, text := read_text(path)):
-        return hydra.of_command(path, said)
     elif re.search(hydra.LAUNCHER, text):
         return hydra.of_launcher(path, said)
     else:

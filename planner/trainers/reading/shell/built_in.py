@@ -73,6 +73,16 @@ def keyed(name: str, raw: Sequence[str], variables: Variables) -> bool:
     return bool(raw) and all(found)
 
 
+def refer(words: Sequence[str], name: str, variables: Variables) -> None:
+    """After ``local -n name=OTHER``: what the other variable and its elements hold, under this name too."""
+    if list(words[1:2]) != ["-n"] or words[0] not in ("local", "declare", "typeset"):
+        return
+    other = variables.text(name) or ""
+    for one, value in list(variables.values.items()):
+        if one == other or one.startswith(f"{other}["):
+            variables.put(name + one[len(other) :], value)
+
+
 def read_into(node: Simple, words: Sequence[str], written: str | None, variables: Variables) -> None:
     """Assigns what ``read`` takes from a here-document or a text."""
     marks = variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""

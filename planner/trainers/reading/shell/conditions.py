@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from planner.trainers.reading.shell.expansion import Variables, calculated, expanded, joined
-from planner.trainers.reading.shell.text import MAYBE, is_open, roots
+from planner.trainers.reading.shell.text import CLOSE, MAYBE, OPEN, is_open, roots
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
     "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
 }  # fmt: skip
+_ANY = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
+_PART = re.compile(rf"(?<=[^\s{CLOSE}]){_ANY.pattern}|{_ANY.pattern}(?=[^\s{OPEN}])")
+"""What is not known of a word, such as a folder: it holds no option."""
 _BINARY = (*_NUMBERS, "=", "==", "!=", "=~", "<", ">", "-ef", "-nt", "-ot")
 
 
@@ -127,6 +130,9 @@ class _Condition:
     def compared(self, left: str, operator: str, right: str) -> Verdict:
         if right == "" and operator in ("=", "==", "!="):  # as -z and -n say it
             return self.unary("-n" if operator == "!=" else "-z", left)
+        if operator == "=~" and re.fullmatch(r"--\w[\w-]*", right) and MAYBE not in left:
+            left = _PART.sub("", left)
+            left = right if right in _ANY.sub("", left) else left
         if is_open(left) or is_open(right) or MAYBE in left + right:
             names = roots(left) + roots(right)
             if len(names) == 1 and operator != "=~" and not (is_open(left) and is_open(right)):

@@ -20,6 +20,7 @@ from planner.trainers.reading.shell.built_in import (
     let,
     read_into,
     recorded,
+    refer,
     remote_text,
 )
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
@@ -227,8 +228,7 @@ class _Follower:
         """Of the last command of a list."""
         if not nodes:
             return Verdict(True)
-        node = nodes[-1]
-        variables, choices = self.variables, self.script.choices
+        node, variables, choices = nodes[-1], self.variables, self.script.choices
         match node:
             case Not(body=body):
                 return self.condition(body).inverted()
@@ -257,6 +257,7 @@ class _Follower:
     def simple(self, node: Simple) -> None:
         for name, subscript, added, raw in node.assignments:
             self.assign(name, subscript, added, raw)
+            refer(node.words, name, self.variables)
             self.nested(started_inside(raw))
         given, words = without_env([one for raw in node.words for one in expanded(raw, self.variables)])
         for name, value in given.items():

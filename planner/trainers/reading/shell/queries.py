@@ -13,6 +13,10 @@ from planner.trainers.reading.shell.text import CLOSE, is_open
 _QUERY = re.compile(
     r"""\s*(?:cat\s+(\S+)\s*\|\s*)?(?:yq|jq)(?:\s+(?:-\w|--raw-output|eval|e))*\s+(['"]?)\.([\w.]+)\2(?:\s+([^\s|<>;&]+))?\s*"""
 )
+_ENTRIES = re.compile(
+    r"""\s*yq\s+'[^']{0,200}\.(\w+)\s*\|\s*to_entries\b[^']{0,300}\.key \+ " " \+ \.value[^']{0,200}'\s+(\S+)\s*(?:\|\s*tr .*)?"""
+)
+"""A section of options as words of a command: what is false is left out, what is true has no value."""
 _SOUGHT = r"(?:which|command\s+-v|type\s+-[pP]|hash\s+-t)\s+(['\"]?)([\w.-]{1,100})\1(?:\s+2>\s*(?:/dev/null|&1))?"
 _WHERE = re.compile(
     rf"\s*{_SOUGHT}\s*(?:\|\s*head\s+-n?\s*1\s*)?(?:\|\|\s*(?:true|:|exit\s+\d+|echo(?:\s+\S+)?|{_SOUGHT.replace('1)', '3)')})\s*)?"
@@ -62,6 +66,8 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
         inner = expand(printed[2])
         value = arithmetic(inner.replace("//", "/"), str) if _WHOLE.fullmatch(inner) else None
         return None if value is None else str(value)
+    if (entries := _ENTRIES.fullmatch(text)) is not None:
+        return _words(where, expand(entries[2]).rpartition(CLOSE)[2].lstrip("/").removesuffix(".tmp"), entries[1], expand)
     asked = _QUERY.fullmatch(text)
     if asked is None or not (asked[1] or asked[4]):
         return None
@@ -71,6 +77,15 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
     name = path.rpartition(CLOSE)[2].lstrip("/")
     value = _in_file(where, name, asked[3])
     return None if value is None or isinstance(value, dict | list) else {True: "true", False: "false"}.get(value, str(value))
+
+
+def _words(where: str, name: str, section: str, expand: Callable[[str], str]) -> str | None:
+    """The options of a section with the variables in them, as envsubst fills them in."""
+    found = _in_file(where, name, section)
+    if not isinstance(found, Mapping):
+        return None
+    values = {key: str(one).lower() if isinstance(one, bool) else expand(str(one)) for key, one in found.items()}
+    return " ".join(key if one == "true" else f"{key} {one}" for key, one in values.items() if one != "false")
 
 
 def _numbers(words: list[str]) -> str | None:
