@@ -163,7 +163,9 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
     first, last = (pins.values.get(f"{end}_stage_layers", 0) for end in ("first", "last"))
     if first or last:
         rest = pp - (first > 0) - (last > 0)
-        return [(first, last, max(1, -(-(total - first - last) // rest) if rest > 0 else max(first, last)))]
+        pinned = [(first, last, max(1, -(-(total - first - last) // rest) if rest > 0 else max(first, last)))]
+        free = "first_stage_layers" not in pins.values or "last_stage_layers" not in pins.values
+        return pinned + (_other_ends(total, first, last, pp) if free and trainer.legal.uneven_stages else [])
     if total % pp == 0:
         splits.append((0, 0, total // pp))
     elif not trainer.legal.drops_remainder:
@@ -176,6 +178,17 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
             if pp >= 2 and last >= 1 and first <= middle and (first, last) != (middle, middle):
                 splits.append((first, last, middle))
     return splits
+
+
+def _other_ends(total: int, first: int, last: int, pp: int) -> list[tuple[int, int, int]]:
+    """(first, last, layers of a middle stage) where one end is pinned and the other, 0, takes what middle stages leave of the rest:
+    their share of it rounded down, and up."""
+    rest, found = total - first - last, []
+    for middle in sorted({rest // (pp - 1), -(-rest // (pp - 1))}) if pp > 2 else ():
+        other = rest - middle * (pp - 2)
+        if middle >= 1 and other >= 1 and other != middle:
+            found.append((first or other, last or other, middle))
+    return found
 
 
 @record
