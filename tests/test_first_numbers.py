@@ -1,5 +1,6 @@
 """Numbers that somebody reads first: they say something for a small job too, and are of the same thing everywhere."""
 
+from pathlib import Path
 from typing import Any
 
 import planner
@@ -20,3 +21,15 @@ def test_a_large_job_has_days_and_megawatt_hours() -> None:
     (text, _) = found.training.sentences()
     costs = found.training.costs
     assert f"{costs.days:,.1f} days, " in text and f", {costs.usd:,.0f} USD at" in text and " MWh." in text
+
+
+def test_a_batch_of_preference_pairs_counts_both_sequences(tmp_path: Path) -> None:
+    """The tokens that the header's throughput and the folder of the export count."""
+    found = planner.plan(**TUNED, trainer="llama-factory", objective="dpo", global_batch_size="32k")
+    said = {one.what: one.value for one in found.assumed}["global batch"]
+    work = found[0].file.workload
+    assert work.sequence_length == 2048 and work.global_batch_size == 8 and said == "8 pairs (32,768 tokens)"
+    usual = planner.plan(**TUNED, trainer="llama-factory", objective="dpo")
+    assert "8 pairs (32.77K tokens)" in [one.value for one in usual.assumed]
+    usual[0].export("llama-factory", tmp_path / "run")
+    assert "| pairs | 8 per step, two sequences of 2048 tokens each |" in (tmp_path / "run/README.md").read_text()

@@ -14,6 +14,7 @@ from planner.questions.what_if.changed_rows import Row
 from planner.questions.what_if.numbers import WhatIf
 from planner.questions.what_if.show_cheapest import print_cheapest, print_price_lists
 from planner.terminal.pictures import new_figure, write_picture
+from planner.terminal.plan_tables import samples
 from planner.terminal.tables import percent, seconds, table
 from planner.units import format_count, format_energy
 
@@ -27,7 +28,7 @@ def print_what_if(console: Console, found: WhatIf) -> None:
     work = resolved.job.workload
     console.print(
         f"[bold]{work.model.name}[/bold] on {resolved.job.cluster.num_gpus} x {resolved.hardware}, sequences of "
-        f"{work.sequence_length} tokens, {work.global_batch_size} per step, {work.precision}, {work.optimizer}, trainer "
+        f"{work.sequence_length} tokens, {samples(work)} per step, {work.precision}, {work.optimizer}, trainer "
         f"{resolved.trainer}"
     )
     if resolved.assumptions:
@@ -95,8 +96,8 @@ def costs_table(rows: Sequence[Row], tokens: float) -> Table:
             continue
         one, price = row.costs, row.rates.usd_per_gpu_hour
         found.add_row(
-            escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}" if one.days >= 1 else f"{one.days:.2g}", format_count(one.gpu_hours),
-            "-" if price is None else f"{price:.2f}", money(one.usd), format_energy(one.kwh),
+            escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}" if one.days >= 1 else f"{one.days:.2g}",
+            format_count(one.gpu_hours), "-" if price is None else f"{price:.2f}", money(one.usd), format_energy(one.kwh),
             style="bold" if row is rows[0] else "",
         )  # fmt: skip
     return found
