@@ -1,7 +1,13 @@
 """Numbers that somebody reads first: they say something for a small job too, and are of the same thing everywhere."""
 
+import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import planner
 
@@ -33,3 +39,31 @@ def test_a_batch_of_preference_pairs_counts_both_sequences(tmp_path: Path) -> No
     assert "8 pairs (32.77K tokens)" in [one.value for one in usual.assumed]
     usual[0].export("llama-factory", tmp_path / "run")
     assert "| pairs | 8 per step, two sequences of 2048 tokens each |" in (tmp_path / "run/README.md").read_text()
+
+
+def exported(folder: Path, **said: Any) -> dict[str, str]:
+    """Files of the folder that accelerate runs."""
+    planner.plan(**{**TUNED, "frozen_weights": "bf16"} | said)[0].export("accelerate", folder)
+    return {one.name: one.read_text() for one in folder.iterdir() if one.is_file()}
+
+
+def test_fine_tuning_starts_from_weights_and_runs_what_was_priced(tmp_path: Path) -> None:
+    """Adapters on random weights are of no use; a loss in pieces is SFTTrainer's alone."""
+    files = exported(tmp_path / "trl", trainer="trl")
+    assert 'START="${START:-weights}"' in files["environment.sh"] and "--sft" in files["run.sh"]
+    assert "--sft" not in files["smoke.sh"] and "pip install 'trl>=1.16,<2'" in files["README.md"]
+    whole = exported(tmp_path / "fsdp", trainer="fsdp", gpus=8, hardware="h100-sxm", lora_rank=0)
+    assert 'START="${START:-config}"' in whole["environment.sh"] and "--sft" not in whole["run.sh"]
+
+
+def test_a_run_without_data_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = exported(tmp_path / "trl", trainer="trl")["train.py"]
+    names = ("AutoConfig", "AutoModelForCausalLM", "Trainer", "TrainingArguments", "set_seed")
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**dict.fromkeys(names)))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--settings", "training.json", "--model", "m", "--dataset", ""])
+    found: dict[str, Any] = {"__name__": "train", "__doc__": ""}
+    exec(compile(script, "train.py", "exec"), found)
+    said = StringIO()
+    with pytest.raises(SystemExit), redirect_stderr(said):
+        found["main"]()
+    assert "no --dataset: set DATASET to a folder or hub name of a data set" in said.getvalue()
