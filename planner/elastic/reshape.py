@@ -238,7 +238,7 @@ def _kept(job: ElasticJob, wanted: Wanted, best: Candidate) -> tuple[str, ...]:
     lines = carried_over(job.plan.workload, best.batch, wanted.step)
     if best.gpus == wanted.gpus:
         return lines
-    idle = f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle: no layout shares out the batch over all of them"
+    idle = f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle: no layout that shares out the batch over all of them takes less time"
     return (*lines, idle)
 
 
