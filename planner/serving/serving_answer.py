@@ -144,7 +144,7 @@ class Picks:
         self.known: dict[Key, Choice] = {}
 
     def best(self, objective: str, top: int) -> list[Key]:
-        """The best rows of all tables, best first."""
+        """The best rows of all tables, best first: of those that keep the limits and keep up, where any does."""
         task = self.task
         fastest = max(
             (float(np.max(one["user"], initial=0.0, where=one["score"] <= 1.0)) for one in self.tables), default=0.0
@@ -155,7 +155,8 @@ class Picks:
             for worth in [value_of(table, task, objective, fastest)]
             for row in ranked(table, task, objective, top)
         ]
-        return [key for _, key in sorted(found, key=lambda pair: pair[0])[:top]]
+        kept = [pair for pair in found if pair[0] < 0]  # a row that misses is worth less than nothing
+        return [key for _, key in sorted(kept or found, key=lambda pair: pair[0])[:top]]
 
     def front(self) -> list[Key]:
         """Rows of the front that keep the limits, thinned to MOST_FRONT evenly in speed."""
