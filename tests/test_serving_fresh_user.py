@@ -196,3 +196,10 @@ def test_what_breaks_a_limit_is_not_among_the_best_where_something_keeps_it() ->
     assert [plan.file.keeps_limits for plan in found] == [True, True] and "The next counts as equal" in found[0].why
     with pytest.raises(PlannerError, match=r"the nearest: TPOT 12 ms is 11\.95 times the limit of 1 ms"):
         print(planner.serve(model="llama-70b", gpus=8, hardware="h100-sxm", **limits | {"tpot": "1ms"})[0].why)
+
+
+def test_a_split_that_no_engine_runs_is_refused_once() -> None:
+    with pytest.raises(PlannerError) as refused:
+        planner.serve(model="llama-8b", gpus=8, hardware="h100-sxm", tp=3)
+    said = str(refused.value)
+    assert said.count("does not divide the 32 heads") == 1 and "sglang, trtllm, vllm: tp 3 does not divide the 32 heads" in said

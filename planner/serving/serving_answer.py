@@ -258,8 +258,11 @@ def closest(question: Question, top: int) -> list[ServePlan]:
 
 def _nothing_legal(question: Question) -> str:
     """Why no split is legal: what every engine says of the one that the fixed degrees make."""
-    said = [sentence for one in question.served() for sentence in _refused(question, one)]
-    reasons = "; ".join(dict.fromkeys(said)) or "the fixed degrees leave no split"
+    said: dict[str, dict[str, None]] = {}
+    for one in question.served():
+        for sentence in _refused(question, one):
+            said.setdefault(sentence, {})[one.engine.name] = None
+    reasons = "; ".join(f"{', '.join(names)}: {text}" for text, names in said.items()) or "the fixed degrees leave no split"
     return f"no split of {question.model.name} on {plural(question.gpus, 'GPU')} is legal: {reasons}"
 
 
@@ -280,6 +283,4 @@ def _refused(question: Question, one: Served) -> Sequence[str]:
         else dict(question.task.pins)
     )
     layout = ServingLayout(**pins)
-    return [
-        f"{one.engine.name}: {text}" for text in violations(one.model, one.hardware, one.engine, one.precision, layout)
-    ]
+    return list(violations(one.model, one.hardware, one.engine, one.precision, layout))
