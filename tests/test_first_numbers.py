@@ -67,3 +67,14 @@ def test_a_run_without_data_says_what_to_set(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SystemExit), redirect_stderr(said):
         found["main"]()
     assert "no --dataset: set DATASET to a folder or hub name of a data set" in said.getvalue()
+
+
+def test_a_fine_tuning_that_recomputes_to_fit_names_what_needs_less_memory() -> None:
+    """Logits in pieces leave room for twice the micro batch, which no layout of the list has."""
+    job = {**TUNED, "model": "qwen3-8b", "frozen_weights": "bf16", "sequence_length": 4096, "trainer": "axolotl"}
+    found = planner.plan(**job)
+    said = {one.flag: one for one in found.faster}
+    pieces = planner.plan(**job, options={"loss": "fused_linear"})[0]
+    assert said["--option loss=fused_linear"].step_time_s == pytest.approx(float(pieces.estimate.step_time))
+    assert "--lora-rank 16 --frozen-weights nf4" in said and "--option compile=on" in said
+    assert len(said) == len(found.faster), "no flag twice"
