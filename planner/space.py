@@ -62,7 +62,8 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     """All combinations of degrees, micro batch, schedule, sharding and stage split, without recompute and offload.
 
     Degrees are divisors of the number of GPUs within the model's sizes (tp: heads, pp: layers, cp: tokens, ep: experts),
-    the micro batch a power of two. Not every row is legal: planner.rules says which are.
+    the micro batch a power of two, or any divisor of a replica's share of the batch that is no multiple of 16. Not every row is
+    legal: planner.rules says which are.
     """
     gpus, model, trainer = job.cluster.num_gpus, job.model, job.trainer
     tps = pins.options("tp", [n for n in divisors(gpus) if n <= model.num_heads] if trainer.legal.tp else [1])
@@ -95,7 +96,8 @@ def _combinations(job: Job, pins: Pins, tp: int, cp: int, pp: int, pipelines: ND
     dp = job.cluster.num_gpus // (tp * pp * cp)
     if dp != pins.values.get("dp", dp) or batch % dp:
         return np.zeros((0, len(_VARIED)), dtype=np.int64)
-    micro = [b for b in MICRO_BATCHES if batch % (dp * b) == 0]
+    most = MICRO_BATCHES[-1]  # a share of the batch that powers of two do not divide finely has other divisors
+    micro = MICRO_BATCHES if batch // dp % most == 0 else [b for b in divisors(batch // dp) if b <= most]
     batches = [(b, batch // (dp * b)) for b in pins.options("micro_batch_size", micro) if batch % (dp * b) == 0]
     shards = pins.options("dp_shard", _shards(job, dp))
     methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.legal.cp_methods] if cp > 1 else [0]

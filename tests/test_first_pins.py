@@ -41,3 +41,10 @@ def test_what_was_said_stays_said() -> None:
 def test_a_trainer_without_a_number_of_layers_says_so() -> None:
     with pytest.raises(PlannerError, match="full is of all layers, so recompute_layers is 0"):
         planner.plan(**JOB, trainer="torchtitan", recompute_layers=4)
+
+
+def test_a_batch_that_is_no_power_of_two_has_micro_batches_that_divide_it() -> None:
+    """24 sequences on 8 GPUs are three each: all three at once, found without being pinned."""
+    job = {"model": "llama-8b", "gpus": 8, "hardware": "h100-sxm", "trainer": "trl", "global_batch_size": 24}
+    found, pinned = planner.plan(**job)[0], planner.plan(**job, micro_batch_size=3)[0]
+    assert int(found.layout.micro_batch_size) == 3 and found.layout == pinned.layout
