@@ -154,7 +154,8 @@ def _leaner(job: Job) -> Iterator[Iterator[Change]]:
 
 
 def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:
-    """Changes that need less memory and so make a job faster whose best plan keeps something on the host; ``rate``: its tokens/s.
+    """Changes that need less memory and so make a job faster whose best plan keeps something on the host or repeats layers to fit;
+    ``rate``: its tokens/s.
 
     The base of adapters is quantised where they are trained alone; adapters in place of all weights are another job.
     """

@@ -212,15 +212,16 @@ def _batch(
     """Sequences per optimizer step."""
     if request.global_batch_size is not None:
         return request.global_batch_size
+    samples, taken = ("pairs", 2 * length) if request.objective == "dpo" else ("sequences", length)
     if request.global_batch_tokens is not None:
-        batch = round(request.global_batch_tokens / length)
+        batch = round(request.global_batch_tokens / taken)
         if batch < 1:
             raise PlannerError(
-                f"--global-batch-size: {request.global_batch_tokens:,} tokens are less than one sequence of {length}; with a "
-                "suffix it counts tokens, without one sequences"
+                f"--global-batch-size: {request.global_batch_tokens:,} tokens are less than one {samples[:-1]} of {taken}; with a "
+                f"suffix it counts tokens, without one {samples}"
             )
-        value = f"{batch} sequences ({batch * length:,} tokens)"
-        why = f"{request.global_batch_tokens:,} tokens in sequences of {length}"
+        value = f"{batch} {samples} ({batch * taken:,} tokens)"
+        why = f"{request.global_batch_tokens:,} tokens in {samples} of {taken}"
         assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
         return batch
     if habit:
@@ -229,7 +230,7 @@ def _batch(
     else:
         batch = default_global_batch_size(total_parameters(model), length, request.num_gpus)
         why = "a pre-training batch for a model of this size"
-    value = f"{batch} sequences ({format_count(batch * length)} tokens)"
+    value = f"{batch} {samples} ({format_count(batch * taken)} tokens)"
     assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
     return batch
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from planner.errors import PlannerError, nearest_first, shown
-from planner.layout import FIELDS, Layout
+from planner.layout import FIELDS, Layout, Recompute
 
 if TYPE_CHECKING:
     from planner.model import ModelSpec
@@ -146,8 +146,15 @@ def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+PART_OF = {
+    "recompute_layers": ("recompute", int(Recompute.FULL)), "recompute_modules": ("recompute", int(Recompute.SELECTIVE)),
+    "offload_layers": ("offload_activations", 1),
+}  # fmt: skip
+"""Fields of a layout that mean something with one value of another field alone: who says the first means the second."""
+
+
 def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
-    """The fields of a layout among the keywords, as integers. Raises PlannerError."""
+    """The fields of a layout among the keywords, as integers, with what they are a part of. Raises PlannerError."""
     values: dict[str, int] = {}
     for name in FIELDS:
         value = keywords.get(name)
@@ -155,6 +162,9 @@ def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
             plain = list(value) if isinstance(value, tuple) else value
             checked = Layout.from_dict({name: plain}, where=flag_of(name))
             values[name] = int(getattr(checked, name))
+    for name, (of, meant) in PART_OF.items():
+        if values.get(name):
+            values.setdefault(of, meant)
     return values
 
 

@@ -62,7 +62,8 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     """All combinations of degrees, micro batch, schedule, sharding and stage split, without recompute and offload.
 
     Degrees are divisors of the number of GPUs within the model's sizes (tp: heads, pp: layers, cp: tokens, ep: experts),
-    the micro batch a power of two. Not every row is legal: planner.rules says which are.
+    the micro batch a power of two, or any divisor of a replica's share of the batch that is no multiple of 16. Not every row is
+    legal: planner.rules says which are.
     """
     gpus, model, trainer = job.cluster.num_gpus, job.model, job.trainer
     tps = pins.options("tp", [n for n in divisors(gpus) if n <= model.num_heads] if trainer.legal.tp else [1])
@@ -95,7 +96,8 @@ def _combinations(job: Job, pins: Pins, tp: int, cp: int, pp: int, pipelines: ND
     dp = job.cluster.num_gpus // (tp * pp * cp)
     if dp != pins.values.get("dp", dp) or batch % dp:
         return np.zeros((0, len(_VARIED)), dtype=np.int64)
-    micro = [b for b in MICRO_BATCHES if batch % (dp * b) == 0]
+    most = MICRO_BATCHES[-1]  # a share of the batch that powers of two do not divide finely has other divisors
+    micro = MICRO_BATCHES if batch // dp % most == 0 else [b for b in divisors(batch // dp) if b <= most]
     batches = [(b, batch // (dp * b)) for b in pins.options("micro_batch_size", micro) if batch % (dp * b) == 0]
     shards = pins.options("dp_shard", _shards(job, dp))
     methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.legal.cp_methods] if cp > 1 else [0]
@@ -163,7 +165,9 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
     first, last = (pins.values.get(f"{end}_stage_layers", 0) for end in ("first", "last"))
     if first or last:
         rest = pp - (first > 0) - (last > 0)
-        return [(first, last, max(1, -(-(total - first - last) // rest) if rest > 0 else max(first, last)))]
+        pinned = [(first, last, max(1, -(-(total - first - last) // rest) if rest > 0 else max(first, last)))]
+        free = "first_stage_layers" not in pins.values or "last_stage_layers" not in pins.values
+        return pinned + (_other_ends(total, first, last, pp) if free and trainer.legal.uneven_stages else [])
     if total % pp == 0:
         splits.append((0, 0, total // pp))
     elif not trainer.legal.drops_remainder:
@@ -176,6 +180,17 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
             if pp >= 2 and last >= 1 and first <= middle and (first, last) != (middle, middle):
                 splits.append((first, last, middle))
     return splits
+
+
+def _other_ends(total: int, first: int, last: int, pp: int) -> list[tuple[int, int, int]]:
+    """(first, last, layers of a middle stage) where one end is pinned and the other, 0, takes what middle stages leave of the rest:
+    their share of it rounded down, and up."""
+    rest, found = total - first - last, []
+    for middle in sorted({rest // (pp - 1), -(-rest // (pp - 1))}) if pp > 2 else ():
+        other = rest - middle * (pp - 2)
+        if middle >= 1 and other >= 1 and other != middle:
+            found.append((first or other, last or other, middle))
+    return found
 
 
 @record

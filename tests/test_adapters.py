@@ -149,6 +149,14 @@ def test_paged_states_live_on_the_host() -> None:
     assert found.time["optimizer"][0] == pytest.approx(plain.time["optimizer"][0])
 
 
+def test_paged_states_of_weights_on_the_host_are_updated_there() -> None:
+    """bitsandbytes keeps no pages for weights on the CPU: the update takes as long there as without them."""
+    there = ALONE.replace(offload_parameters=1)
+    paged, plain = (priced(asked(optimizer=name), there).time for name in ("paged_adam_8bit", "adam_8bit"))
+    assert paged["offload"][0] == pytest.approx(plain["offload"][0]) and plain["offload"][0] > 0
+    assert paged["optimizer"][0] == plain["optimizer"][0] == 0
+
+
 def test_gradients_that_are_given_back_at_once() -> None:
     """Only a step of one microbatch can: then those of a layer and of the head are there, not those of all."""
     facts = {"gradients": "released"}

@@ -264,3 +264,13 @@ def test_nothing_fits(plan: Path, tmp_path: Path) -> None:
 def test_bad_input_is_a_sentence(plan: Path, flags: list[str], says: str) -> None:
     done = CliRunner().invoke(main, ["reshape", str(plan), *flags])
     assert done.exit_code == 2 and says in done.output
+
+
+def test_idle_gpus_are_no_gain_rather_than_without_a_layout(tmp_path: Path) -> None:
+    """1,536 GPUs share out 2,048 sequences with pp 6; 1,408 are faster."""
+    job = {"model": "deepseek-v3", "hardware": "h100-sxm", "global_batch_size": 2048}
+    planner.plan(gpus=2048, **job)[0].save(tmp_path / "plan.yaml")
+    found = planner.reshape(tmp_path / "plan.yaml", gpus=1536).found
+    assert found is not None
+    assert found.best.gpus == 1408 and planner.plan(gpus=1536, **job)[0].estimate.step_time > found.best.step_time
+    assert "128 of 1536 GPUs stay idle: no layout that shares out the batch over all of them takes less time" in found.kept

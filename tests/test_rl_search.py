@@ -186,7 +186,8 @@ def test_the_sentence_names_what_makes_the_step_as_long_as_it_is() -> None:
     phases = {"prepare": 1.0, "sync": 27.0}
     assert _decides(phases, 17.0, 10.0) == "weight sync takes more than either, 27 s"
     assert _decides(phases, 40.0, 30.0) == "generation decides"
-    assert _decides({"prepare": 12.0, "sync": 1.0}, 40.0, 30.0) == "learning decides", "its own host work comes before it"
+    said = "learning with the 12 s of data and host work before it decides"
+    assert _decides({"prepare": 12.0, "sync": 1.0}, 40.0, 30.0) == said, "its own host work comes before it"
     why = api.plan_rl(**SMALL, mode="split", train_gpus=3, generate_gpus=1)[0].why
     assert " on 1 GPU) and learning" in why or " on 1 GPU, learning" in why
 

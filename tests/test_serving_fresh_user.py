@@ -187,3 +187,19 @@ def test_what_one_deployment_assumes_is_listed() -> None:
     assert assumed["engine"].value.startswith("vllm ") and assumed["load"].value == "64 requests in flight"
     said = {one.what for one in planner.serve_estimate(model="llama-8b", gpus=2, engine="sglang", rate="5/s").file.assumptions}
     assert not said & {"engine", "load"}
+
+
+def test_what_breaks_a_limit_is_not_among_the_best_where_something_keeps_it() -> None:
+    """At 14 ms of TPOT sglang's 14.2 ms is no third of the best: it is left out, and is not what the first counts as equal to."""
+    limits = {"rate": "2/s", "ttft": "300ms", "tpot": "14ms"}
+    found = planner.serve(model="llama-70b", gpus=8, hardware="h100-sxm", **limits)
+    assert [plan.file.keeps_limits for plan in found] == [True, True] and "The next counts as equal" in found[0].why
+    with pytest.raises(PlannerError, match=r"the nearest: TPOT 12 ms is 11\.95 times the limit of 1 ms"):
+        print(planner.serve(model="llama-70b", gpus=8, hardware="h100-sxm", **limits | {"tpot": "1ms"})[0].why)
+
+
+def test_a_split_that_no_engine_runs_is_refused_once() -> None:
+    with pytest.raises(PlannerError) as refused:
+        planner.serve(model="llama-8b", gpus=8, hardware="h100-sxm", tp=3)
+    said = str(refused.value)
+    assert said.count("does not divide the 32 heads") == 1 and "sglang, trtllm, vllm: tp 3 does not divide the 32 heads" in said

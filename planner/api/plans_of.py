@@ -51,9 +51,11 @@ def plans_of(
         )  # fmt: skip
     else:
         faster = held_back(finding) + gains(unstated)
-        if int(finding.layouts[0].offloads):
+        first = finding.layouts[0]
+        if int(first.offloads) or (resolved.job.fine_tunes and int(first.recompute)):
             rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
-            faster += off_the_host(resolved.job, rate, ask, command)
+            leaner = off_the_host(resolved.job, rate, ask, command)
+            faster = [one for one in faster if one.flag not in {other.flag for other in leaner}] + leaner
     attempts = [
         Plan(resolved.plan(layout, found, _why(finding, found), ratios))
         for layout, found, ratios in zip(finding.layouts[:top], finding.estimates, unstated.ratios(), strict=False)

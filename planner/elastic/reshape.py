@@ -238,8 +238,8 @@ def _kept(job: ElasticJob, wanted: Wanted, best: Candidate) -> tuple[str, ...]:
     lines = carried_over(job.plan.workload, best.batch, wanted.step)
     if best.gpus == wanted.gpus:
         return lines
-    idle = f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle: no layout shares out the batch over all of them"
-    return (*lines, idle)
+    idle = f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle"
+    return (*lines, f"{idle}: no layout that shares out the batch over all of them takes less time")
 
 
 def _why(best: Candidate, way: Way, others: list[Candidate]) -> str:

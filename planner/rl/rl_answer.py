@@ -172,7 +172,10 @@ def _decides(phases: Mapping[str, float], sampled: float, learning: float) -> st
     name, most = max(alone.items(), key=lambda one: one[1])
     if most > max(sampled, learning):
         return f"{name} takes more than either, {format_seconds(most)}"
-    return f"{'generation' if sampled > learning + phases['prepare'] else 'learning'} decides"
+    if sampled > learning + phases["prepare"]:
+        return "generation decides"
+    before = f" with the {format_seconds(phases['prepare'])} of data and host work before it" if sampled > learning else ""
+    return f"learning{before} decides"
 
 
 def _same(one: Placement, other: Placement) -> bool:

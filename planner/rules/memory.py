@@ -59,7 +59,12 @@ def _recompute(job: Job, x: Any) -> Iterator[Any]:
     yield (
         f"recompute {chosen('recompute', x.recompute)} with modules {', '.join(module_names(int(x.recompute_modules))) or 'none'} "
         f"and recompute_layers {layers}: trainer {job.trainer.name} knows {', '.join(modes)} (modules: "
-        f"{', '.join(modules) or 'none'}); selective needs modules, the others none; layers go with full only"
+        f"{', '.join(modules) or 'none'}); selective needs modules, the others none; "
+        + (
+            "layers go with full only"
+            if job.legal.recompute_layers or job.legal.every_nth_layer
+            else "full is of all layers, so recompute_layers is 0"
+        )
     )
 
 

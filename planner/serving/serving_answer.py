@@ -144,7 +144,7 @@ class Picks:
         self.known: dict[Key, Choice] = {}
 
     def best(self, objective: str, top: int) -> list[Key]:
-        """The best rows of all tables, best first."""
+        """The best rows of all tables, best first: of those that keep the limits and keep up, where any does."""
         task = self.task
         fastest = max(
             (float(np.max(one["user"], initial=0.0, where=one["score"] <= 1.0)) for one in self.tables), default=0.0
@@ -155,7 +155,8 @@ class Picks:
             for worth in [value_of(table, task, objective, fastest)]
             for row in ranked(table, task, objective, top)
         ]
-        return [key for _, key in sorted(found, key=lambda pair: pair[0])[:top]]
+        kept = [pair for pair in found if pair[0] < 0]  # a row that misses is worth less than nothing
+        return [key for _, key in sorted(kept or found, key=lambda pair: pair[0])[:top]]
 
     def front(self) -> list[Key]:
         """Rows of the front that keep the limits, thinned to MOST_FRONT evenly in speed."""
@@ -257,8 +258,11 @@ def closest(question: Question, top: int) -> list[ServePlan]:
 
 def _nothing_legal(question: Question) -> str:
     """Why no split is legal: what every engine says of the one that the fixed degrees make."""
-    said = [sentence for one in question.served() for sentence in _refused(question, one)]
-    reasons = "; ".join(dict.fromkeys(said)) or "the fixed degrees leave no split"
+    said: dict[str, dict[str, None]] = {}
+    for one in question.served():
+        for sentence in _refused(question, one):
+            said.setdefault(sentence, {})[one.engine.name] = None
+    reasons = "; ".join(f"{', '.join(names)}: {text}" for text, names in said.items()) or "the fixed degrees leave no split"
     return f"no split of {question.model.name} on {plural(question.gpus, 'GPU')} is legal: {reasons}"
 
 
@@ -279,6 +283,4 @@ def _refused(question: Question, one: Served) -> Sequence[str]:
         else dict(question.task.pins)
     )
     layout = ServingLayout(**pins)
-    return [
-        f"{one.engine.name}: {text}" for text in violations(one.model, one.hardware, one.engine, one.precision, layout)
-    ]
+    return list(violations(one.model, one.hardware, one.engine, one.precision, layout))

@@ -259,8 +259,9 @@ def optimizer_seconds(
     GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
     memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but overlap
     each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
-    Paged states are updated on the GPU; pages of the next weights come over PCIe while those before go back: S / B.
-    [bitsandbytes, optim/optimizer.py: prefetch_state; CUDA unified memory]
+    Paged states are updated on the GPU; pages of the next weights come over PCIe while those before go back: S / B. Where the
+    weights live on the host there are no pages, and the update runs there.
+    [bitsandbytes, optim/optimizer.py: prefetch_state, get_state_buffer; CUDA unified memory]
     """
     hardware = cluster.hardware
     updated = parameters.updated(workload, layout, trainer)
@@ -272,13 +273,15 @@ def optimizer_seconds(
     if not np.any(host > 0):
         return on_gpu, np.zeros_like(on_gpu)
     moved = updated * host
-    if workload.optimizer in PAGED:
-        update = hardware.memory_time(moved * bytes_each, "optimizer")
-        return update, moved * trainer.states_of(workload.optimizer) / hardware.pcie_bandwidth
-    each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - column(layout.offload_parameters))
+    away = column(layout.offload_parameters)
+    each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - away)
     transfer = moved * each / hardware.pcie_bandwidth
     in_memory = moved * (bytes_each + trainer.traffic.copied("offload")) / host_bandwidth(cluster)
-    return on_gpu, np.maximum(transfer, in_memory)
+    on_host = np.maximum(transfer, in_memory)
+    if workload.optimizer in PAGED:
+        update, pages = hardware.memory_time(moved * bytes_each, "optimizer"), moved * trainer.states_of(workload.optimizer)
+        return np.where(away > 0, on_gpu, update), np.where(away > 0, on_host, pages / hardware.pcie_bandwidth)
+    return on_gpu, on_host
 
 
 def host_copy_seconds(cluster: Cluster, layout: Layout, held: dict[str, Floats]) -> tuple[Floats, Floats]:

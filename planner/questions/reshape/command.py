@@ -52,7 +52,7 @@ def reshape(
 ) -> None:
     """The best plan on another number of GPUs, counting the move: bytes that ranks read and send, seconds, pay-back time.
 
-    FILE is the plan that runs, of --output. The new plan keeps the global batch, or says by how much it differs. Layouts are
+    PLAN is the plan that runs, of --output. The new plan keeps the global batch, or says by how much it differs. Layouts are
     ranked by the time until the remaining samples are trained, the move included; of equals those whose degrees divide the old
     ones or are multiples are preferred, as no stored shard is then read twice.
 

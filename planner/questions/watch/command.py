@@ -33,7 +33,7 @@ def watch(
 ) -> None:
     """What holds a running job up: slow rank, node, stage or link, throttled GPU, uneven experts; its cost, and what would pay.
 
-    FILE is the plan that runs. LOGs are training logs (Megatron, torchtitan, DeepSpeed, nanotron, transformers), CSV tables with a
+    PLAN is the plan that runs. LOGs are training logs (Megatron, torchtitan, DeepSpeed, nanotron, transformers), CSV tables with a
     column rank and seconds (step_s, compute_s, comm_s, wait_s, expert_tokens; node; peer: a pair of ranks), with layer, expert and
     tokens, CSV of nvidia-smi --query-gpu, or what 'dcgmi dmon -e 100,112,150,155' prints (one file for each node). A slow rank
     shows in compute_s: the step itself is as long on all of them. Nothing is changed: commands are printed.

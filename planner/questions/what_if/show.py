@@ -14,8 +14,9 @@ from planner.questions.what_if.changed_rows import Row
 from planner.questions.what_if.numbers import WhatIf
 from planner.questions.what_if.show_cheapest import print_cheapest, print_price_lists
 from planner.terminal.pictures import new_figure, write_picture
+from planner.terminal.plan_tables import samples
 from planner.terminal.tables import percent, seconds, table
-from planner.units import KILO, format_count
+from planner.units import format_count, format_energy
 
 LEAST_SWEEP = 3
 """Points of one flag from which a sweep is drawn."""
@@ -27,7 +28,7 @@ def print_what_if(console: Console, found: WhatIf) -> None:
     work = resolved.job.workload
     console.print(
         f"[bold]{work.model.name}[/bold] on {resolved.job.cluster.num_gpus} x {resolved.hardware}, sequences of "
-        f"{work.sequence_length} tokens, {work.global_batch_size} per step, {work.precision}, {work.optimizer}, trainer "
+        f"{work.sequence_length} tokens, {samples(work)} per step, {work.precision}, {work.optimizer}, trainer "
         f"{resolved.trainer}"
     )
     if resolved.assumptions:
@@ -87,7 +88,7 @@ def rows_table(rows: Sequence[Row], narrow: bool) -> Table:
 
 def costs_table(rows: Sequence[Row], tokens: float) -> Table:
     """Totals for a number of tokens; energy is an upper bound where the share of the power limit is 1."""
-    headings = ("change", ">GPUs", ">days", ">GPU-hours", ">USD/h", ">USD", ">MWh")
+    headings = ("change", ">GPUs", ">days", ">GPU-hours", ">USD/h", ">USD", ">energy")
     found = table(*headings, title=f"Training on {format_count(tokens)} tokens", least=20)
     for row in rows:
         if row.costs is None or row.rates is None:
@@ -95,8 +96,8 @@ def costs_table(rows: Sequence[Row], tokens: float) -> Table:
             continue
         one, price = row.costs, row.rates.usd_per_gpu_hour
         found.add_row(
-            escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}", format_count(one.gpu_hours),
-            "-" if price is None else f"{price:.2f}", money(one.usd), f"{one.kwh / KILO:,.0f}",
+            escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}" if one.days >= 1 else f"{one.days:.2g}",
+            format_count(one.gpu_hours), "-" if price is None else f"{price:.2f}", money(one.usd), format_energy(one.kwh),
             style="bold" if row is rows[0] else "",
         )  # fmt: skip
     return found
