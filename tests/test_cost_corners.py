@@ -84,7 +84,8 @@ def test_a_stage_of_experts_alone_reduces_and_gathers_them() -> None:
 def test_a_layer_as_large_as_the_embedding_is_the_last_unit(experts: float, expected: tuple[float, float]) -> None:
     """Half a table dense and half in experts, of a stage with one expert layer; without one the embedding is larger."""
     work, table = job("moe", TITAN).workload, MODELS["moe"].vocab_size * 1024.0
-    shape: dict[str, Any] = {"dense": 1.0, "moe": experts, "embedding": 1.0, "head": 0.0, "weight": 1.0}
+    shape: dict[str, Any] = {"dense": 1.0, "moe": experts, "embedding": 1.0, "head": 0.0, "weight": 1.0,
+                              "first_dense": 1.0, "first_moe": experts}  # fmt: skip
     stages = Stages(**{name: np.full((1, 3), value) for name, value in shape.items()})
     found = state_traffic.last_unit(work, TITAN, Layout(dp=8), stages, held(1, 1, table / 2, table / 2))
     dense, expert = (float(np.broadcast_to(part, (1, 3))[0, 0]) / table for part in found)

@@ -144,7 +144,9 @@ def test_points_of_a_step_that_keeps_weights_by_hand() -> None:
     ]  # fmt: skip
 
 
-def pipelined(t: dict[str, float], s: dict[str, float], held: float, waiting: float) -> list[tuple[float, ...]]:
+def pipelined(
+    t: dict[str, float], s: dict[str, float], held: float, waiting: float, uneven: float = 0.0
+) -> list[tuple[float, ...]]:
     """Points of a stage with three microbatches in flight at half of the gradients, and two at all of them."""
     counts = {
         "in_flight": 3,
@@ -153,6 +155,7 @@ def pipelined(t: dict[str, float], s: dict[str, float], held: float, waiting: fl
         "waiting_weights": waiting,
         "accumulated_flight": 2,
         "resident": math.inf,
+        "uneven": uneven,
     }
     return points(peak_points._pipelined(np.array([1000.0]), SimpleNamespace(**arrays(counts)), arrays(s), arrays(t)))  # type: ignore[arg-type]
 
@@ -172,6 +175,7 @@ def test_points_of_the_stages_of_a_pipeline_by_hand() -> None:
         (0, 77, 64 + 3 + 7 + 611),
     ]  # fmt: skip
     assert pipelined(T, S, 3, 0)[0] == (3000 + 2 * 58, 38.5, 30 + 611)
+    assert [pipelined(T, S, 1, 2, uneven=300)[where][0] for where in (0, 5)] == [3000 + 300, 2000 + 200]
 
 
 def test_prediction_modules_by_hand() -> None:

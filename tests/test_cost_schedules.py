@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from samples import TRAINERS, job, priced
 
 from planner.cost import refine as refining
-from planner.cost.pipeline.schedule_walk import walk, walked_time
+from planner.cost.pipeline.schedule_walk import actions, walk, walked_time
 from planner.cost.pipeline.schedules import (
     EQUATIONS,
     flight_columns,
@@ -208,3 +209,20 @@ def test_1f1b_walked_in_pairs_is_the_walk_of_its_order() -> None:
         for send in (0.0, 0.3, rng.uniform(0.0, 1.0, pp).tolist()):
             values = (Schedule.ONE_F_ONE_B, pp, 1, m, (*seconds, np.zeros(pp)), send)
             assert walked_time(*values) == max(span.end for span in walk(*values))
+
+
+@pytest.mark.parametrize("vpp", [2, 3, 4])
+@pytest.mark.parametrize("first", [0.5, 1.7])
+def test_unequal_virtual_stages_in_flight_are_the_walk(vpp: int, first: float) -> None:
+    """Bytes in flight along the order of every rank, whose first virtual stage saves ``first`` and the others 1 each."""
+    for pp, rounds in itertools.product((2, 3, 4, 6), (0.5, 1.0, 1.4, 2.0, 3.5)):
+        m = max(int(pp * rounds), 1)
+        layout = Layout.stack([Layout(pp=pp, vpp=vpp, num_microbatches=m, schedule=Schedule.INTERLEAVED)])
+        if m % max(m // pp, 1):
+            continue
+        for rank, order in enumerate(actions(Schedule.INTERLEAVED, pp, vpp, m)):
+            changes = [(first if stage < pp else 1.0) * (1 if kind == "F" else -1) for stage, kind, _ in order]
+            found = flight_columns(layout, np.full((1, 3), float(rank)))
+            passes = found["first_chunk_most" if first > 1.0 else "first_chunk_least"][0, 0]
+            said = found["in_flight"][0, 0] * (first + vpp - 1.0) + passes * (first - 1.0)
+            assert said == pytest.approx(max(itertools.accumulate(changes))), f"p {pp}, m {m}, rank {rank}"

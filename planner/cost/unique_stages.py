@@ -136,7 +136,7 @@ class StageTable:
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         hooked = (layer_hooks(trainer, layout) > 0).astype(np.int64)
-        held = _leading_dense(workload, layout, v_shaped, middle) if given is None else given.number
+        held = _chunks(workload, layout, v_shaped, middle) if given is None else given.number
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked, held)
         stages = _stages_of(workload, contents, content_rows, middle, given)
         blocks = (shapes or ShapePrices(workload, cluster, trainer)).blocks(contents)
@@ -220,7 +220,7 @@ def kept_bytes(workload: Workload, cluster: Cluster, trainer: Trainer, layout: L
     for moe in {model.num_moe_layers, model.num_layers * (model.num_moe_layers > 0)}:
         held = Stages(
             dense=none + (model.num_layers - moe) / pp, moe=none + moe / pp, embedding=ends, head=ends * (1.0 + model.mtp_layers),
-            weight=none,
+            weight=none, first_dense=none, first_moe=none,
         )  # fmt: skip
         found.append(_kept_bytes(workload, cluster, trainer, layout, held))
     device, host = (functools.reduce(np.minimum, one)[:, 0] for one in zip(*found, strict=True))
@@ -290,6 +290,7 @@ def _content_columns(
         "forward": times.forward,
         "backward": times.backward,
         "stored": times.saved + times.embedding_saved + kept.T,
+        "first_chunk_more": times.first_chunk_more,
         "resident": stages_first(resident),
         "transient": np.maximum(times.working, times.loss),
         "shape_parts": parts,
@@ -364,14 +365,16 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
-def _leading_dense(workload: Workload, layout: Layout, v_shaped: NDArray[np.int64], middle: int) -> NDArray[np.intp]:
-    """A number for every way in which the leading dense layers lie on the stages: few ways of cutting a model into chunks move
-    them, so that most layouts with other chunks stay equal."""
-    if not workload.model.num_dense_layers:
-        return np.zeros(len(layout), dtype=np.intp)
+def _chunks(workload: Workload, layout: Layout, v_shaped: NDArray[np.int64], middle: int) -> NDArray[np.intp]:
+    """A number for every way in which virtual stages differ: by leading dense layers, few ways of cutting a model move them, and
+    by a remainder of layers; so that most layouts with other chunks stay equal."""
     cuts, rows = distinct(layout, ("pp", "vpp", "first_stage_layers", "last_stage_layers"), v_shaped)
-    held = partition.split_stages(workload.model, cuts, middle).moe
-    _, number = np.unique(held, axis=0, return_inverse=True)
+    held, vpp = partition.split_stages(workload.model, cuts, middle), partition.column(cuts.vpp)
+    first, whole = np.hstack([held.first_dense, held.first_moe]), np.hstack([held.dense, held.moe])
+    even = np.all(np.abs(first * vpp - whole) < partition.TIE, axis=-1, keepdims=True)
+    differs = ~even & (vpp > 1) & ~np.reshape(is_v_shaped(cuts.schedule), (-1, 1))
+    cut = np.hstack([held.moe, np.where(differs, np.hstack([first, vpp]), 0.0)])
+    _, number = np.unique(cut, axis=0, return_inverse=True)
     return number.reshape(-1)[rows]
 
 

@@ -13,7 +13,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.peak_points import stage_memory
 from planner.cost.memory.states import COMPONENTS
-from planner.cost.pipeline.partition import Stages
+from planner.cost.pipeline.partition import Stages, experts_share
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.compute import model_passes
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
@@ -38,11 +38,12 @@ def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Float
     ``partition.split_stages``; prediction modules sit on the last stage.
     """
     lead = np.clip(model.num_dense_layers - start, 0.0, layers / vpp) if model.is_moe else np.zeros_like(layers)
-    ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1) if model.is_moe else 0.0
     more = last * model.mtp_layers * model.layers_per_mtp
-    moe = (layers - lead) * ratio + more * bool(model.num_moe_layers)
+    moe, chunk_moe = ((part - lead) * experts_share(model) for part in (layers, layers / vpp))
+    moe = moe + more * bool(model.num_moe_layers)
     return Stages(
-        dense=layers + more - moe, moe=moe, embedding=first, head=(1.0 + model.mtp_layers) * last, weight=np.ones_like(layers)
+        dense=layers + more - moe, moe=moe, embedding=first, head=(1.0 + model.mtp_layers) * last, weight=np.ones_like(layers),
+        first_dense=layers / vpp - chunk_moe, first_moe=chunk_moe,
     )  # fmt: skip
 
 

@@ -35,7 +35,6 @@ The gradient of a row-wise split embedding is whole on every rank of tensor para
 backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
 """
 
-
 import numpy as np
 
 from planner.arrays import Floats
@@ -328,7 +327,8 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         (stages.accumulated_flight, np.ones_like(stored)),
     ):
         kept = np.minimum(count, stages.resident) / np.minimum(stages.resident, 1.0)
-        there = kept * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
+        there = kept * stored + stages.uneven * count / stages.in_flight
+        there = there + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
         rest = always + running
@@ -352,7 +352,7 @@ def buffered_points(stages: StageBytes) -> list[Point]:
     a microbatch ends    its fresh gradients in place of its activations
     the step ends        gathered weights in place of all activations
     """
-    activations = np.minimum(stages.in_flight, stages.resident) * stages.stored + stages.transient
+    activations = np.minimum(stages.in_flight, stages.resident) * stages.stored + stages.uneven + stages.transient
     return [
         (activations, stages.gradients, stages.workspace),
         (activations, stages.gradients, stages.fresh - stages.stored - stages.transient),

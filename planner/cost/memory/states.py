@@ -41,6 +41,12 @@ class StageBytes:
 
     stored: Floats
     """That wait for the backward pass, per microbatch in flight."""
+    first_chunk_more: Floats
+    """Of these, what the first virtual stage has more than the mean of the others."""
+    first_chunk_least: Floats
+    """Microbatches of the first virtual stage in flight beyond ``in_flight``, at their fewest in the steady state."""
+    first_chunk_most: Floats
+    """The same at their most."""
     resident: Floats
     """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
     transient: Floats
@@ -81,6 +87,13 @@ class StageBytes:
     """In host memory."""
     buffers: Floats
     """Of communicators."""
+
+    @property
+    def uneven(self) -> Floats:
+        """Bytes in flight beyond those of equal virtual stages: of a first one that saves more, when most of it is in flight, of
+        one that saves less, when least is; 0 where activations wait on the host."""
+        passes = np.where(self.first_chunk_more > 0, self.first_chunk_most, self.first_chunk_least)
+        return np.where(np.isinf(self.resident), passes * self.first_chunk_more, 0.0)
 
 
 def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:

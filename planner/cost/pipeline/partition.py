@@ -49,6 +49,10 @@ class Stages:
     """Output heads: 1, and one more for every multi-token-prediction module."""
     weight: Floats
     """How many stages of the pipeline each of the three stands for: 1, p - 2, 1 (p = 1: 1, 0, 0)."""
+    first_dense: Floats
+    """Dense layers of the first virtual stage of each."""
+    first_moe: Floats
+    """Layers with experts of it."""
 
 
 def stage_positions(layout: Layout, middle: int = 1) -> Floats:
@@ -105,7 +109,9 @@ def split_stages(model: ModelSpec, layout: Layout, middle: int = 0) -> Stages:
     one = np.ones(rows)
     at_first, at_last = np.stack([one, pp <= 2, single], axis=-1), np.stack([single, single, one], axis=-1)
     more = at_last * model.mtp_layers * model.layers_per_mtp
-    moe = _moe_layers(model, layers, layout, middle) + more * bool(model.num_moe_layers)
+    leading, (chunk, chunk_leading) = _leading_dense(model, layers, layout, middle)
+    moe = _moe_layers(model, layers, leading, layout, middle) + more * bool(model.num_moe_layers)
+    chunk_moe = (chunk - chunk_leading) * experts_share(model)
     at_head = np.where(np.broadcast_to(is_v_shaped(layout.schedule), (rows,))[..., None], at_first, at_last)
     return Stages(
         dense=layers + more - moe,
@@ -113,25 +119,34 @@ def split_stages(model: ModelSpec, layout: Layout, middle: int = 0) -> Stages:
         embedding=at_first,
         head=(1.0 + model.mtp_layers) * at_head,
         weight=np.stack([one, np.maximum(pp - 2, 0.0), np.where(single, 0.0, one)], axis=-1),
+        first_dense=chunk - chunk_moe,
+        first_moe=chunk_moe,
     )
 
 
-def _moe_layers(model: ModelSpec, layers: Floats, layout: Layout, middle: int) -> Floats:
+def experts_share(model: ModelSpec) -> float:
+    """Part of the layers behind the leading dense ones that have experts."""
+    return model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1) if model.is_moe else 0.0
+
+
+def _moe_layers(model: ModelSpec, layers: Floats, leading: Floats, layout: Layout, middle: int) -> Floats:
     """Layers with experts on each of the three stages; the middle one holds the mean of what first and last leave, or its own
     where ``middle`` is its number."""
     if not model.is_moe:
         return np.zeros_like(layers)
     pp = np.broadcast_to(np.asarray(layout.pp, dtype=float), layers.shape[:1])
-    ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1)
-    first, own, last = ((layers - _leading_dense(model, layers, layout, middle)) * ratio).T
+    first, own, last = ((layers - leading) * experts_share(model)).T
     last = np.where(pp > 1, last, first)
     left = np.maximum(model.num_moe_layers - first - last, 0.0)
     mean = np.minimum(np.ceil(left / np.maximum(pp - 2, 1.0)), layers[..., 1])
     return np.stack([first, np.where(pp > 2, own if middle else mean, first), last], axis=-1)
 
 
-def _leading_dense(model: ModelSpec, layers: Floats, layout: Layout, middle: int) -> Floats:
-    """How many of the D leading dense layers the first, one middle and the last stage hold, (N, 3).
+def _leading_dense(
+    model: ModelSpec, layers: Floats, layout: Layout, middle: int
+) -> tuple[Floats, tuple[Floats, Floats]]:
+    """How many of the D leading dense layers the first, one middle and the last stage hold, (N, 3); the layers of the first
+    virtual stage of each, and those of them that are among the D.
 
     Chunk c of rank r is virtual stage c p + r and starts behind all layers of those before it, at s: of its n layers
     min(max(D - s, 0), n) are among the first D. Chunks of few layers put the D on several ranks. In a V the second chunk
@@ -146,8 +161,9 @@ def _leading_dense(model: ModelSpec, layers: Floats, layout: Layout, middle: int
     smaller = np.maximum(pp - 2, 0) - larger
     before = max(middle - 1, 0)  # middle ranks before the one that is looked at; the larger ones come first
     start, found = np.zeros(len(layers)), np.zeros_like(layers)
-    for chunk in range(int(np.max(vpp, initial=0)) if model.num_dense_layers else 0):
-        if np.all(start >= model.num_dense_layers):
+    first_chunk = layers, found
+    for chunk in range(int(np.max(vpp, initial=0))):
+        if chunk and np.all(start >= model.num_dense_layers):
             break  # every later layer is behind them
         more, less = (np.where(chunk < vpp, one, 0) for one in (chunk, vpp - 1 - chunk))  # where the remainder goes
         first, last, low, high = (
@@ -160,9 +176,11 @@ def _leading_dense(model: ModelSpec, layers: Floats, layout: Layout, middle: int
         down = np.stack([np.zeros_like(first), offset, first + inner], axis=-1)
         up = (first + inner + last)[:, None] - down - sizes
         back = (v_shaped & (chunk == 1))[:, None]
-        found += np.clip(model.num_dense_layers - start[:, None] - np.where(back, up, down), 0.0, sizes)
+        here = np.clip(model.num_dense_layers - start[:, None] - np.where(back, up, down), 0.0, sizes)
+        found = found + here
+        first_chunk = first_chunk if chunk else (sizes, here)
         start = start + first + inner + last
-    return found
+    return found, first_chunk
 
 
 @record

@@ -136,15 +136,23 @@ def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
     accumulated_flight: microbatches in flight when all gradients are there, which is so for all v chunks after
     (v - 1) p + 1 backward passes of one chunk each; accumulated_share: share of the gradients that is there when most are in
     flight, as the last forward pass finds (m - k) of m microbatches through; logits_held: microbatches whose logits wait on
-    the last stage, all of GPipe's, whose forward passes come first.
+    the last stage, all of GPipe's, whose forward passes come first; first_chunk_least, first_chunk_most: microbatches of the
+    first virtual stage in flight beyond those, where stages are interleaved. Of K = v in_flight passes the warm-up gives it the
+    first of every round of g; then its forward passes start 2 (p - i) - 1 + (v - 2) g passes before its backward ones.
     """
     schedule, (p, v, m) = _columns(layout)
     flights = in_flight(layout, position)
     chunks = np.where(schedule == Schedule.INTERLEAVED, v, 1.0)
     there = np.maximum(m - ((chunks - 1.0) * p + 1.0) / chunks, 0.0)
     share = np.minimum(np.ceil(np.maximum(m - flights, 0.0) * chunks / p) / chunks, 1.0)
+    interleaved, rounds = (schedule == Schedule.INTERLEAVED) & (v > 1) & (p > 1), m / np.maximum(m // p, 1.0)
+    ahead = 2.0 * (p - position) - 1.0
+    least, most = np.maximum(ahead - rounds, 0.0), np.minimum(ahead + (v - 2.0) * rounds, rounds)
+    least, most = (np.where(interleaved, np.minimum(rounds + one, m) - flights, 0.0) for one in (least, most))
     columns = {
         "in_flight": flights,
+        "first_chunk_least": least,
+        "first_chunk_most": most,
         "accumulated_flight": np.minimum(flights, there),
         "accumulated_share": np.where(p == 1, (m > 1).astype(float), share),
         "logits_held": np.broadcast_to(np.where((schedule == Schedule.GPIPE) & (p > 1), m, 1.0), flights.shape),

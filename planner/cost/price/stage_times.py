@@ -40,6 +40,8 @@ class StageTimes(StageSeconds):
     """The part of backward that is weight gradients."""
     saved: Floats
     """Bytes that the layers save per microbatch."""
+    first_chunk_more: Floats
+    """Bytes that the layers of the first virtual stage save more than the mean of those behind it."""
     ends_forward: Floats
     """The part of forward that is embedding and head."""
     ends_backward: Floats
@@ -108,6 +110,7 @@ def stage_times(
         slowest={name: at_stage(part, slowest) for name, part in parts.items()}
         | {"all_stages": all_stages, "flop": flop},
         saved=saved,
+        first_chunk_more=first_chunk_more(layout, stages, blocks, saved),
         ends_forward=_sum_of(ends, "forward", *EXPOSED[0]),
         ends_backward=_sum_of(ends, "dgrad", "wgrad", *EXPOSED[1]),
         ends_weight=_sum_of(ends, "wgrad"),
@@ -189,13 +192,17 @@ def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
     return functools.reduce(np.add, [count * getattr(blocks, name)[INDEX["flop"]] for name, count in counts])
 
 
+def _covered(layout: Layout, stages: Stages) -> Floats:
+    """Part of a stage's layers that recompute covers, (N, 3): full recompute may be of so many layers."""
+    covered, layers = column(layout.recompute_layers), stages.dense + stages.moe
+    partly = (covered > 0) & (column(layout.recompute) == Recompute.FULL)
+    return np.where(partly, np.minimum(covered / np.maximum(layers, 1.0), 1.0), 1.0)
+
+
 def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
     """Sum of the blocks of each stage, the part of it that is embedding and head, both (quantities, 3, N), and the
-    bytes that the stage's layers save, (3, N). Full recompute may cover a part of the layers only."""
-    covered = column(layout.recompute_layers)
-    layers = stages.dense + stages.moe
-    partly = (covered > 0) & (column(layout.recompute) == Recompute.FULL)
-    share = np.where(partly, np.minimum(covered / np.maximum(layers, 1.0), 1.0), 1.0)
+    bytes that the stage's layers save, (3, N)."""
+    share = _covered(layout, stages)
 
     def times(layers: Floats, block: Floats) -> Floats:
         return stages_first(layers) * block[:, None, :]
@@ -203,10 +210,21 @@ def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats
     totals = times(stages.dense * share, blocks.dense)
     if np.any(stages.moe):
         totals += times(stages.moe * share, blocks.moe)
-    if np.any(partly):
+    if np.any(share < 1.0):
         totals += times(stages.dense * (1.0 - share), blocks.dense_stored)
         totals += times(stages.moe * (1.0 - share), blocks.moe_stored)
     saved = totals[INDEX["saved"]].copy()
     ends = times(stages.embedding, blocks.embedding) + times(stages.head, blocks.head)
     totals += ends
     return totals, ends, saved
+
+
+def first_chunk_more(layout: Layout, stages: Stages, blocks: Blocks, saved: Floats) -> Floats:
+    """Bytes per microbatch that the first virtual stage saves more than the mean of the others; ``saved``: of all; (3, N)."""
+    share, others, place = _covered(layout, stages).T, np.asarray(layout.vpp) - 1.0, INDEX["saved"]
+    dense, moe = (
+        share * one[place] + (1.0 - share) * stored[place]
+        for one, stored in ((blocks.dense, blocks.dense_stored), (blocks.moe, blocks.moe_stored))
+    )
+    first = stages.first_dense.T * dense + stages.first_moe.T * moe
+    return np.where(others > 0, first - (saved - first) / np.maximum(others, 1.0), 0.0)
