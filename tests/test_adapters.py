@@ -113,6 +113,14 @@ def test_unsloth_trains_tables_in_bf16_and_moves_the_frozen_ones(moved: bool) ->
     assert added["optimizer_states"] == pytest.approx(4 * 2 * V * H)
 
 
+def test_gradients_of_tables_are_those_of_their_copies() -> None:
+    """bf16 copies beside adapters in fp32: 2 bytes each while they add up over microbatches."""
+    work: dict[str, Any] = {"lora_rank": 8, "frozen_weights": "nf4_dq", "global_batch_size": 4}
+    layout = ALONE.replace(zero=0, num_microbatches=4)
+    plain, more = (priced(asked("unsloth", lora_whole=one, **work), layout) for one in ("none", "both"))
+    assert float(more.memory["gradients"][0] - plain.memory["gradients"][0]) == pytest.approx(2 * 2 * V * H)
+
+
 def test_tables_are_trained_beside_adapters_alone() -> None:
     with pytest.raises(PlannerError, match="lora_whole is head, but without adapters every weight is trained"):
         asked(lora_whole="head")

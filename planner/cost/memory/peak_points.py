@@ -54,7 +54,7 @@ from planner.cost.pipeline.partition import (
     shard_groups,
 )  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
-from planner.cost.state_dtypes import dequantised
+from planner.cost.state_dtypes import dequantised, whole_bytes
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, Schedule, is_v_shaped
 from planner.record import record
@@ -105,8 +105,7 @@ def shape_parts(
     model, e = workload.model, workload.element
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     rows = shard.tokens * model.hidden_size * e
-    boundary = rows / shard.split
-    inner = shard.tokens * model.ffn_size / shard.tp * e
+    boundary, inner = rows / shard.split, shard.tokens * model.ffn_size / shard.tp * e
     down = float(model.ffn_size) * model.hidden_size / shard.tp * gathered_bytes(workload)
     if workload.lora_rank:  # no gradient of it; where its dtype is none that is multiplied, the weight itself brought to one
         down = down * dequantised(workload)
@@ -184,7 +183,8 @@ def state_parts(
     shard, expert_shard = shard_groups(layout, trainer)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    tables, heads = float(workload.trains("embedding")), float(workload.trains("head"))
+    own = 1.0 if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1] / new  # gradients of tables beside adapters
+    dense, tables, heads = dense + parameters.whole * (own - 1.0), own * workload.trains("embedding"), own * workload.trains("head")
     learned = parameters.adapters / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     outside = experts_outside(layout, trainer)
     several, unit = (stages.moe > 0) & (outside == 0), parameters.largest_dense_unit
@@ -192,19 +192,18 @@ def state_parts(
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
-    whole = first * column(layout.tp) if trainer.stored.whole_table_gradient else first
+    whole = first * (column(layout.tp) if trainer.stored.whole_table_gradient else 1.0)
     cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
     on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
     new_layer = (unit / shard + experts / expert_shard) * new * learned
     host = column(layout.offload_parameters) > 0
     new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
-    replicated = (shard_groups(layout)[0] < ranks).astype(float)
-    micro = column(layout.num_microbatches)
+    replicated, micro = (shard_groups(layout)[0] < ranks).astype(float), column(layout.num_microbatches)
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
     accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
-    largest = np.maximum(unit, experts)
-    copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
+    largest, whose = np.maximum(unit, experts), np.where(experts > unit, expert_shard, shard)
+    copied = np.where(whose == 1.0, largest, 0.0)
     parts = {
         "gathered": (gathered_parameters(workload, trainer, parameters) - outside * parameters.expert * layer) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
@@ -213,7 +212,7 @@ def state_parts(
         "table_weights": first * gathered * on + copied_shard(workload, trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * heads,
-        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
+        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * workload.trains("embedding"),
         "new_layer": new_layer, "new_head": head / shard * new * heads, "new_all": new_all, "kept_new": replicated,
         "accumulated": accumulated, "wrapped": 1.0 - alone,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
