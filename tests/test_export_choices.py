@@ -13,7 +13,7 @@ from planner.layout import Module, Recompute, module_mask
 from planner.trainer import load_trainer
 from planner.trainers import having
 from planner.trainers.bundle import quoting
-from planner.trainers.bundle.target import ExportJob
+from planner.trainers.bundle.target import OF_PAIRS, ExportJob
 from planner.trainers.targets import TARGETS, load_target
 
 SERVERS = ("vllm", "sglang")
@@ -134,3 +134,11 @@ def test_every_refusal_names_what_exists(name: str, monkeypatch: pytest.MonkeyPa
         assert target.refusals(job) or not said
     finally:
         quoting._refusals.cache_clear()
+
+
+@pytest.mark.parametrize("name", [*OF_PAIRS, "accelerate"])
+def test_who_writes_preference_pairs_is_said_by_those_who_do_not(name: str) -> None:
+    job = job_of("trl" if name == "accelerate" else name, objective="dpo")
+    said = [one for one in load_target(name).refusals(job) if "objective dpo" in one]
+    assert bool(said) == (name == "accelerate")
+    assert all("or with --trainer axolotl or llama-factory or ms-swift" in one for one in said)

@@ -95,11 +95,15 @@ def trainers_table(width: int, names: Sequence[str] = ()) -> Table:
     return found
 
 
+def _plans_of(trainers: Sequence[str]) -> str:
+    return "every trainer" if len(trainers) == len(library.names("trainers")) else ", ".join(trainers)
+
+
 def target_lines() -> list[str]:
     """One line per target of ``plan export``, and one of the launchers."""
     width = max(map(len, TARGETS))
     lines = [
-        f"{one.name:{width}}  {one.title}; {one.package} {one.versions}; plans of {', '.join(one.trainers)}"
+        f"{one.name:{width}}  {one.title}; {one.package} {one.versions}; plans of {_plans_of(one.trainers)}"
         for one in map(load_target, sorted(TARGETS))
     ]
     from planner.serving.export.serving_folder import TARGETS as SERVING

@@ -255,6 +255,10 @@ STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_
 """Facts of a trainer that a file of one's own may change, and that a run would not follow unless its configuration says so."""
 
 
+OF_PAIRS = ("axolotl", "llama-factory", "ms-swift")
+"""Trainers whose exports write DPO."""
+
+
 def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], precisions: Collection[str]) -> list[str]:
     """Optimizer and precision that an exporter has no word for: refused, never written as something else."""
     return [
@@ -270,8 +274,8 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
             ("frozen_weights", job.workload.frozen_weights, "bf16"),
         )
         if job.workload.lora_rank and value != usual
-    ] + [f"objective {job.workload.objective}: the export to {who} writes the loss of the next token alone; plan with objective lm"
-         for _ in range(job.workload.objective != "lm")]  # fmt: skip
+    ] + [f"objective {job.workload.objective}: the export to {who} writes the loss of the next token alone; plan with objective lm "
+         f"or with --trainer {' or '.join(OF_PAIRS)}" for _ in range(job.workload.objective != "lm")]  # fmt: skip
 
 
 def _of(known: Collection[str]) -> str:
