@@ -102,10 +102,10 @@ SWIFT = (
     ("words", "beside", "passes", "logit_bytes", "note"),
     [
         ("", "image: own/megatron:torch2.9-msswift4.2.1-b", 1, 2, "ms-swift 4.2.1: cross_entropy_fusion_impl te"),
-        ("", "ms-swift==4.5.0", 2, 8, ""),
-        ("", "", 2, 8, "native, as from ms-swift 4.4 on, 8 bytes a logit"),
+        ("", "ms-swift==4.5.0", 3.3, 10, ""),
+        ("", "", 3.3, 10, "native, as from ms-swift 4.4 on, 10 bytes a logit"),
         (" --cross_entropy_fusion_impl te", "", 1, 2, ""),
-        (" --cross_entropy_fusion_impl native", "image: own:ms-swift4.2", 2, 8, ""),
+        (" --cross_entropy_fusion_impl native", "image: own:ms-swift4.2", 3.3, 10, ""),
         (" --cross_entropy_loss_fusion false", "image: own:ms-swift4.2", 4.3, 8, ""),
     ],
 )

@@ -99,7 +99,7 @@ def cross_entropy(given: Settings) -> tuple[str, tuple[str, ...]]:
         said = ".".join(map(str, low))
         return "on", (f"ms-swift {said}: cross_entropy_fusion_impl te, the default until 4.3 with Transformer Engine 2.8",)
     return "native", (
-        "cross_entropy_fusion_impl is not said: native, as from ms-swift 4.4 on, 8 bytes a logit; te, the default of 4.0 to 4.3 "
+        "cross_entropy_fusion_impl is not said: native, as from ms-swift 4.4 on, 10 bytes a logit; te, the default of 4.0 to 4.3 "
         "(--set cross_entropy_fusion_impl=te), keeps 2",
     )
 
