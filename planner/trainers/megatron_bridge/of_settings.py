@@ -295,9 +295,8 @@ def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:
     if any(given.above_zero(f"model.{one}_dropout") for one in ("hidden", "attention")):
         options["dropout"] = "on"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
-        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off",
-                 "loss_fusion": "native"}  # fmt: skip
-        more = ("gradient_overlap", "attention_kernel", "fp8_param_gather")
+        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off"}
+        more = ("gradient_overlap", "loss_fusion", "attention_kernel", "fp8_param_gather")
         options = {name: options[name] for name in ("gradient_dtype", *usual, *more) if options.get(name) != usual.get(name)}
         if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
             options["tp_overlap"] = "off"
