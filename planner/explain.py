@@ -3,6 +3,7 @@
 
 from planner.cost.estimate import PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
+from planner.errors import listed
 from planner.layout import NAMES, Layout, Recompute, module_names
 from planner.priced_layouts import safe_memory
 from planner.search import SAFE, Finding
@@ -62,7 +63,7 @@ def memory_options(layout: Layout) -> list[str]:
     """What a layout gives up to save memory, in words."""
     words = []
     if layout.recompute == Recompute.SELECTIVE:
-        words.append(f"recompute of {' and '.join(module_names(int(layout.recompute_modules)))}")
+        words.append(f"recompute of {listed(module_names(int(layout.recompute_modules)), 'and')}")
     elif layout.recompute == Recompute.FULL:
         part = f" of {layout.recompute_layers} layers per stage" if layout.recompute_layers else ""
         words.append(f"full recompute{part}")
