@@ -127,9 +127,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
         objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET, notes=noted,
     ))  # fmt: skip
     switches = [one for one in of_a_fork(given, QUIET) if one.choices == ("false",) and not fine_tuning.DECIDES.fullmatch(one.name)]
-    asked = {one.name for one in job.questions}
-    added = (one for one in switches if one.name not in asked)
-    return dataclasses.replace(job, questions=(*job.questions, *added))
+    return dataclasses.replace(job, questions=(*job.questions, *(one for one in switches if one not in job.questions)))
 
 
 SECOND = ("sft_type", "model_id_or_path", "quantization_bit", "lora_target_modules", "lora_dropout_p", "check_dataset_strategy")

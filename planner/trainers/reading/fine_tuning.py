@@ -12,12 +12,12 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights, kernels, own_words
+from planner.trainers.reading import base_weights, kernels, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
-from planner.trainers.reading.model_notes import of_model
+from planner.trainers.reading.model_notes import of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
@@ -162,10 +162,8 @@ def reading(job: FineTuning) -> Reading:
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
     known = _options(trainer)
-    wanted, lean = kernels.with_liger(job.given, job.options, job.model or "", model, trainer)
-    wanted, eager = kernels.of_class(job.given, wanted, job.model or "", model, job.trainer in BY_CLASS)
-    halves = kernels.in_halves(job.given, job.model or "", model, job.tokens) if shard.kind == "deepspeed" else ()
-    noted = (*noted, *low, *apart, *lean, *eager, *halves)
+    wanted, lean = _kernels(job, model, trainer)
+    noted = (*noted, *low, *apart, *lean)
     if job.options.get("compile") == "on" and "compile" not in known:
         noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in known.get(name, ())}
@@ -182,9 +180,18 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
-    which = own_words.which_weights(job.given, result.unread, job.lora_rank)
-    low = own_words.fewer_bits(result.unread, base_weights.spec_of(job.given, model))
+    which = own_layers.which_weights(job.given, result.unread, job.lora_rank)
+    low = own_layers.fewer_bits(result.unread, base_weights.spec_of(job.given, model))
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *which), notes=(*result.notes, *low))
+
+
+def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options, notes) of the kernels that words name, or that the model's class has."""
+    name = job.model or ""
+    wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer)
+    wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
+    halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
+    return wanted, (*lean, *eager, *halves)
 
 
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -193,14 +200,18 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     if not job.lora_rank:
         return {}, stored
     sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
+    recompute = job.recompute or job.sharding.fields.get("recompute") == Recompute.FULL
     of = base_weights.Adapted(
         trainer=job.trainer, frozen=frozen, precision=job.precision, rank=job.lora_rank, sharded=sharded,
-        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision), recompute=job.recompute,
+        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision), recompute=recompute,
         tokens=job.tokens,
     )  # fmt: skip
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
-    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *halves, *adapted[1])
+    words = listed(next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None) or "")
+    named = job.trainer == "unsloth" or joint_layers(words)  # whose adapters are priced on layers that are joined; said already
+    joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.lora_targets, job.lora_rank)
+    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *halves, *adapted[1], *joint)
 
 
 def _splits_batches(given: Settings) -> bool:
@@ -329,11 +340,22 @@ def _differences(job: FineTuning) -> list[str]:
 
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
     notes = [*job.sharding.notes, *_differences(job)]
+    if job.sharding.kind == "deepspeed" and not job.sharding.fields.get("zero") and job.precision == "bf16":
+        notes.append(_of_stage_0(job.optimizer, gpus or 0))
     if job.sharding.kind == "ddp" and (gpus or 0) > 1:
         notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
     if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):
         notes.append("what ZeRO++ sends in 4 or 8 bits is priced in 16: communication comes out too long, up to 4 times")
     return tuple(notes)
+
+
+def _of_stage_0(optimizer: str, gpus: int) -> str:
+    """Note about DeepSpeed's BF16_Optimizer: 2 + 2 + 4 bytes of weights and gradients, and states by the number of GPUs.
+    [runtime/bf16_optimizer.py]"""
+    each = 8.0 - 12.0 / gpus if gpus and optimizer == "adam" else 0.0
+    by = f": memory comes out too {'low' if each < 0 else 'high'} by {abs(each):.1f} bytes a trained weight" if each else ""
+    what = "at stage 0 in bf16 DeepSpeed shards optimizer states over the GPUs all the same and adds gradients up in fp32"
+    return f"{what}, priced whole and in bf16{by}"
 
 
 def _of_the_node(shard: Sharding, gpus: int, dp: int) -> dict[str, int]:
