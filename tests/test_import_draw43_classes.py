@@ -95,6 +95,25 @@ def test_words_of_layers_that_quantise_are_noted(tmp_path: Path) -> None:
     assert not any("quantise while" in one for one in found(tmp_path, "", RECIPE + "w_bits: 16\nkv_bits: null\n").notes)
 
 
+OWN = """from trl import SFTTrainer, TrlParser
+from transformers import AutoModelForCausalLM
+from layers.low import Qwen2ForCausalLM as Low
+model = Low.from_pretrained(args.model_name_or_path)
+SFTTrainer(model=model).train()
+"""
+
+
+def test_a_model_class_of_the_project_is_noted(tmp_path: Path) -> None:
+    written(tmp_path, OWN, "own_sft.py")
+    written(tmp_path, "deepspeed_config: {zero_stage: 3}\ndistributed_type: DEEPSPEED\nnum_processes: 8\n", "zero.yaml")
+    written(tmp_path, "Run `accelerate launch --config_file zero.yaml own_sft.py --config sft.yaml`\n", "README.md")
+    assert not any("a class of its project" in one for one in found(tmp_path).notes)  # no module of that name is there
+    written(tmp_path, "class Qwen2ForCausalLM: ...\n", "layers/low.py")
+    assert any("own_sft.py loads Qwen2ForCausalLM of low.py, a class of its project" in one for one in found(tmp_path).notes)
+    command = "accelerate launch --config_file zero.yaml own_sft.py --model_name_or_path Qwen/Qwen2.5-7B --max_length 512\n"
+    assert any("a class of its project" in one for one in found(tmp_path, "", command, "run.sh").notes)
+
+
 @pytest.mark.parametrize(
     "words", ["use_selective: true\nselected_layers: [down_proj]\n", "parts: [q_proj, v_proj]\n", "trainable_layers: 4\n"]
 )

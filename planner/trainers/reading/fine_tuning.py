@@ -157,8 +157,7 @@ def reading(job: FineTuning) -> Reading:
     found += of_model(model, adapted, job.lora_targets, job.lora_rank)
     frozen, noted = _frozen(job)
     tensors, apart = _of_tensors(job, model, frozen)
-    # unsloth may give tensors adapters of its own
-    plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)
+    plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)  # it may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
     known = _options(trainer)
@@ -180,9 +179,8 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
-    which = own_layers.which_weights(job.given, result.unread, job.lora_rank)
-    low = own_layers.fewer_bits(result.unread, base_weights.spec_of(job.given, model))
-    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *which), notes=(*result.notes, *low))
+    own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, base_weights.spec_of(job.given, model))
+    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *own[1]))
 
 
 def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -26,7 +26,7 @@ BITS = re.compile(
 """Words of layers that quantise while they train."""
 
 
-def which_weights(given: Settings, unread: Sequence[str], rank: int) -> list[Question]:
+def _which_weights(given: Settings, unread: Sequence[str], rank: int) -> list[Question]:
     """What is asked about words that say which weights are trained, of a job without adapters: one for all of them."""
     found = [one.partition(" = ")[0::2] for one in unread]
     named = [one for one, value in found if WEIGHTS.fullmatch(one.lower()) or _lists_layers(value)]
@@ -46,7 +46,14 @@ def _lists_layers(value: str) -> bool:
     return value.startswith("[") and bool(words) and all(NAMED.fullmatch(one) for one in words)
 
 
-def fewer_bits(unread: Sequence[str], spec: ModelSpec | None) -> tuple[str, ...]:
+def asked_and_noted(
+    given: Settings, unread: Sequence[str], rank: int, spec: ModelSpec | None
+) -> tuple[list[Question], tuple[str, ...]]:
+    """(Questions, notes) about words of a program's own; ``rank`` of adapters."""
+    return _which_weights(given, unread, rank), _fewer_bits(unread, spec)
+
+
+def _fewer_bits(unread: Sequence[str], spec: ModelSpec | None) -> tuple[str, ...]:
     """Note about layers that quantise while they train, by words of their bits: copies of weights and inputs that they keep."""
     found = [one.partition(" = ")[0::2] for one in unread]
     off = (*OFF, "16", "32")
