@@ -16,12 +16,12 @@ from planner.trainers.reading.fine_tuning import (
     adapter_targets,
     layers_beside,
     quantised,
-    trained_whole,
 )
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, deepspeed
+from planner.trainers.reading.trained_whole import trained_whole
 from planner.trainers.reading.values import quotient
 
 SECTIONS = {f"{one}_config" for one in ("dist", "peft", "quant", "kernel", "optim", "init", "lr_scheduler")}

@@ -11,10 +11,11 @@ from planner.trainers.ms_swift import megatron_words as words
 from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading, built_as
-from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, trained_whole
+from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside
 from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.trained_whole import trained_whole
 from planner.trainers.reading.values import quotient
 from planner.trainers.reading.versions import newer
 
@@ -27,6 +28,7 @@ QUIET = re.compile(
     r"|ref_\w+|distributed_timeout_minutes|group_by_length|max_pixels|recompute_num_layers|moe_token_dispatcher_type|moe_enable_deepep"
     r"|tokens?\w*|mtp_loss_scaling_factor|decoder_\w+|linear_decoupled_in_proj|position_embedding_type|rope_\w+|sft_alpha|optimizer|lora_\w+"
     r"|enable_dft_loss|recompute_method|cross_entropy_loss_fusion|exp_avg_sq_dtype|fp8_param_gather|external_plugins|use_chat_template|add_non_thinking_prefix|enable_thinking|cached_\w+|ddp_\w+|exit_on_\w+|muon_\w+"
+    r"|profile(_\w+)?|use_pytorch_profiler|(pytorch_profiler|nvtx)_\w+|record_memory_history|memory_snapshot_path"
 )
 
 

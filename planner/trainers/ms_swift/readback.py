@@ -9,6 +9,7 @@ from planner.layout import CpMethod
 from planner.model_names import preset_of
 from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.ms_swift.megatron_commands import parse_megatron
+from planner.trainers.ms_swift.megatron_words import of_a_fork
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.commands import launched, with_files
@@ -67,7 +68,15 @@ def read(path: Path, said: Given) -> Reading:
             "modelled; set NPROC_PER_NODE, or say --gpus N where every GPU has a process"
         )
     reading = parse(given, mode, gpus, found.sharding)
-    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes, *_of_its_environment(text)))
+
+
+def _of_its_environment(text: str) -> tuple[str, ...]:
+    """Note about variables that are about adapters and that a script gives its command alone: a fork reads them."""
+    found = re.findall(r"^(?:export )?\s*((?:PEFT|LORA|ADAPTER)_[A-Z_]+)=[\"']?([\w.-]+)", text, re.MULTILINE)
+    own = dict.fromkeys(f"{name}={value}" for name, value in found if re.search(rf"\$\{{?{name}\b", text) is None)
+    what = "no variable of ms-swift, so one of a fork: what it makes of the adapters is not in the plan"
+    return tuple(f"{shown(one)}: {what}" for one in list(own)[:4])
 
 
 def _of_env(given: Settings) -> int | None:
@@ -107,7 +116,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     targets, noted = _targets(given, old and tuner == "lora")
     noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")))
     length = given.number("packing_length") if given.flag("packing") else None
-    return fine_tuning.reading(FineTuning(
+    job = fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=_model(given, old),
         micro_batch_size=micro, accumulation=steps, batch=16,
         sequence_length=length or given.number("max_length", 2048 if old else None),
@@ -117,6 +126,8 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
         lora_targets=targets, frozen_weights=_frozen(given, dtype, tuner),
         objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET, notes=noted,
     ))  # fmt: skip
+    switches = [one for one in of_a_fork(given, QUIET) if one.choices == ("false",) and not fine_tuning.DECIDES.fullmatch(one.name)]
+    return dataclasses.replace(job, questions=(*job.questions, *(one for one in switches if one not in job.questions)))
 
 
 SECOND = ("sft_type", "model_id_or_path", "quantization_bit", "lora_target_modules", "lora_dropout_p", "check_dataset_strategy")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from planner.cost.parameters import count_parameters
+from planner.cost.parameters import count_parameters, total_parameters
 from planner.cost.state_dtypes import FROZEN_BYTES
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
@@ -48,6 +48,10 @@ class Adapted:
     """Adapters are on all linear layers."""
     engine: bool
     """DeepSpeed turns all weights into half precision."""
+    tokens: int = 0
+    """Of a forward pass; 0 = not known."""
+    recompute: bool = True
+    """Layers keep their inputs alone."""
 
 
 def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -56,7 +60,7 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
     spec = spec_of(given, model)
     quantises, casts = given.flag("quantize_moe_experts"), False if job.engine else _casts(given, trainer, job.sharded)
     back = _brings_back(given, trainer, frozen, job.precision)
-    notes = [*_of_tables(given, trainer, spec, frozen, False if back else casts)]
+    notes = [*_of_tables(given, job, spec, False if back else casts), *_of_residuals(given, job, spec, casts)]
     if spec is None or not spec.is_moe:
         return {}, tuple(notes)
     count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
@@ -172,21 +176,52 @@ def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple
         each = 2.0 * (2.0 * spec.hidden_size + spec.query_size + spec.key_size)
         layers = spec.num_mlp_matrices * (spec.hidden_size + spec.ffn_size) if job.everywhere and not spec.is_moe else 0.0
         more = 4.0 * job.rank * (each + layers) * spec.num_layers / GIB  # weights and gradients, whatever the optimizer keeps
-        by = f" by {'up to ' if job.sharded else ''}{more:.1f} GiB{'' if job.sharded else ' or more'}"
-        if more < 0.1:
+        by = f" by {'up to ' if job.sharded else ''}{max(more, 0.1):.1f} GiB{'' if job.sharded or more < 0.1 else ' or more'}"
+        if _small(job, spec, more):
             return ()
     return (f"{who}, and they are priced in fp32: memory then comes out too high{by}",)
 
 
-def _of_tables(given: Settings, trainer: str, spec: ModelSpec | None, frozen: str, casts: bool | None) -> Iterator[str]:
-    """Note about tables and norms, which are priced in half precision. For pairs axolotl leaves adapters to TRL, whose preparation
-    is not the one that it patches.  [axolotl, loaders/model.py: _load_adapters]"""
-    pairs = trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
-    if frozen not in FEWER or casts is False or (trainer == "axolotl" and not pairs):
+def _of_tables(given: Settings, job: Adapted, spec: ModelSpec | None, casts: bool | None) -> Iterator[str]:
+    """Note about tables and norms, which are priced in half precision where that is the job's. For pairs axolotl leaves adapters to
+    TRL, whose preparation is not the one that it patches.  [axolotl, loaders/model.py: _load_adapters]"""
+    pairs = job.trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
+    if not _prepared(job, casts) or (job.trainer == "axolotl" and not pairs):
         return
     who = "TRL before 0.27" if pairs or not casts else PREPARES[0]
-    text = f"embedding, head and norms are priced in bf16, and {who} casts them to fp32: memory then comes out too low"
+    text = f"embedding, head and norms are priced in {job.precision}, and {who} casts them to fp32: memory then comes out too low"
     if spec is None:
         yield text
-    elif (more := 2.0 * ((counts := count_parameters(spec)).input_embedding + counts.head) / GIB) >= 0.1:
-        yield f"{text} by {more:.1f} GiB"
+    elif not _small(job, spec, more := 2.0 * ((counts := count_parameters(spec)).input_embedding + counts.head) / GIB):
+        copy = 2.0 * spec.vocab_size * spec.hidden_size / GIB
+        yield f"{text} by {more:.1f} GiB, and by {copy:.1f} GiB for the copy of the head that autocast keeps"
+
+
+def _of_residuals(given: Settings, job: Adapted, spec: ModelSpec | None, casts: bool | None) -> Iterator[str]:
+    """Note about what layers save, which is priced in half precision: autocast has neither embedding nor norms on its list, and
+    layers in 4 or 8 bits return the dtype of what they are given.  [torch, autocast_mode.h; bitsandbytes, nn/modules.py]"""
+    if not _prepared(job, casts) or job.trainer == "axolotl":
+        return
+    who = "TRL before 0.27" if not casts else PREPARES[0]
+    kept = "what layers save" if not job.recompute else "the inputs that layers save"
+    text = f"norms that {who} casts to fp32 make {kept} fp32, priced in {job.precision}: memory then comes out too low"
+    if spec is None or not job.tokens:
+        yield text
+        return
+    each = 2.0 * job.tokens / GIB
+    inner = 3.0 * spec.hidden_size + spec.query_size + 2.0 * spec.key_size + (spec.num_mlp_matrices + 1) * spec.ffn_size
+    more, passing = each * spec.num_layers * spec.hidden_size, each * inner
+    if not job.recompute:
+        yield f"{text} by about {more + passing * spec.num_layers:.1f} GiB"
+    elif not _small(job, spec, more + passing):
+        yield f"{text} by {more:.1f} GiB, and by up to {passing:.1f} GiB within the layer that is recomputed"
+
+
+def _prepared(job: Adapted, casts: bool | None) -> bool:
+    """Whether frozen weights may be cast to fp32 beside others in fewer bits, in a job that is priced in half precision."""
+    return job.frozen in FEWER and casts is not False and job.precision in ("bf16", "fp16")
+
+
+def _small(job: Adapted, spec: ModelSpec, more: float) -> bool:
+    """Whether some GiB are a fiftieth of what the driver and the frozen weights alone take."""
+    return more < (1.0 + FROZEN_BYTES.get(job.frozen, 2.0) * total_parameters(spec) / GIB) / 50

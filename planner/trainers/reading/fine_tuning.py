@@ -12,18 +12,18 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights, kernels
+from planner.trainers.reading import base_weights, kernels, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
-from planner.trainers.reading.model_notes import of_model
+from planner.trainers.reading.model_notes import of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, casts_all
+from planner.trainers.reading.trained_whole import of_no_layer, trained_whole
 from planner.trainers.reading.values import not_priced, quotient, switch_of
-from planner.workload import LORA_WHOLE
 
 OPTIMIZERS = {
     "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
@@ -40,6 +40,8 @@ OPTIMIZERS = {
 """Optimizers by their names in transformers, DeepSpeed, torch and bitsandbytes.  [transformers, training_args.py]"""
 LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd")
 """Names that stand for what states take."""
+BY_CLASS = ("fsdp", "trl", "ms-swift", "llama-factory")
+"""Trainers that leave the kernel of attention to the model's class, where nothing names it."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 WITH_ADAPTERS = {**ATTENTION, "all": ALL}
 """Linear layers of a dense model by lora_targets."""
@@ -61,8 +63,6 @@ ENCODERS = re.compile(
 SINGLE = re.compile(r"gpt[-_]?oss", re.IGNORECASE)
 """Models whose experts and router are tensors and no linear layers, which adapters on linear layers leave alone: those of attention
 are left.  [transformers, modeling_gpt_oss.py; peft, target_parameters names such tensors]"""
-TRAINED_WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target")
-"""Settings that name what is trained as a whole beside adapters."""
 QUIET = re.compile(
     r"(.*\.)?(output_dir|overwrite_output_dir|logging_\w+|save_\w+|eval\w*|do_\w+|report_to|run_name|seed|data_seed|learning_rate"
     r"|lr_.*|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset.*"
@@ -115,6 +115,11 @@ class FineTuning:
     notes: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()
 
+    @property
+    def tokens(self) -> int:
+        """Of a forward pass; 0 = not known."""
+        return self.micro_batch_size * (self.sequence_length or 0) * (2 if self.objective == "dpo" else 1)
+
 
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
@@ -152,12 +157,11 @@ def reading(job: FineTuning) -> Reading:
     found += of_model(model, adapted, job.lora_targets, job.lora_rank)
     frozen, noted = _frozen(job)
     tensors, apart = _of_tensors(job, model, frozen)
-    # unsloth may give tensors adapters of its own
-    plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)
+    plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)  # it may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
     known = _options(trainer)
-    wanted, lean = kernels.with_liger(job.given, job.options, job.model or "", model, trainer)
+    wanted, lean = _kernels(job, model, trainer)
     noted = (*noted, *low, *apart, *lean)
     if job.options.get("compile") == "on" and "compile" not in known:
         noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
@@ -175,7 +179,17 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
-    return dataclasses.replace(result, questions=(*result.questions, *waits[:1]))
+    own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, base_weights.spec_of(job.given, model))
+    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *own[1]))
+
+
+def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options, notes) of the kernels that words name, or that the model's class has."""
+    name = job.model or ""
+    wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer)
+    wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
+    halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
+    return wanted, (*lean, *eager, *halves)
 
 
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -184,13 +198,18 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     if not job.lora_rank:
         return {}, stored
     sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
+    recompute = job.recompute or job.sharding.fields.get("recompute") == Recompute.FULL
     of = base_weights.Adapted(
         trainer=job.trainer, frozen=frozen, precision=job.precision, rank=job.lora_rank, sharded=sharded,
-        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision),
+        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision), recompute=recompute,
+        tokens=job.tokens,
     )  # fmt: skip
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
-    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *halves, *adapted[1])
+    words = listed(next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None) or "")
+    named = job.trainer == "unsloth" or joint_layers(words)  # whose adapters are priced on layers that are joined; said already
+    joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.lora_targets, job.lora_rank)
+    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *halves, *adapted[1], *joint)
 
 
 def _splits_batches(given: Settings) -> bool:
@@ -220,29 +239,6 @@ def _require_priced(reading: Reading, given: Settings, asked: Sequence[str]) -> 
         raise not_priced(str(given.path), wrong, wrong)
 
 
-HEADS = r"lm_head|output_layer|embed_out|^output$"
-"""Names of heads: embed_out is that of GPT-NeoX, output that of InternLM 2.  [transformers, models/gpt_neox]"""
-LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")
-"""Names of linear layers, which modules_to_save trains as a whole."""
-
-
-def trained_whole(given: Settings) -> str:
-    """Which tables are trained as a whole together with adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
-    for name in TRAINED_WHOLE:
-        said = given.get(name)
-        words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
-        if (layer := next((str(one) for one in words if LAYERS.fullmatch(str(one))), None)) is not None:
-            what = f"{shown(layer)} is trained as a whole beside adapters, which is not priced"
-            raise PlannerError(f"{given.where(name)}: {what}; --set {name}=null imports the job without")
-        found = tuple(
-            table for table, names in (("embedding", r"embed(?!_out)|wte"), ("head", HEADS))
-            if any(re.search(names, str(one)) for one in words)
-        )  # fmt: skip
-        if found:
-            return next(one for one, tables in LORA_WHOLE.items() if tables == found)
-    return "none"
-
-
 def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     """Notes about tables of the vocabulary that have adapters, which are priced on linear layers of the layers alone, and about
     layers without, which are priced with those beside them."""
@@ -255,16 +251,7 @@ def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
     more = () if job.given.flag("lora_target_linear") else layers_beside(words, job.lora_targets)
     joint = joint_layers(words)
     apart = f"{shown(', '.join(joint))}: one adapter on a layer that is several in one is priced as one for each of its parts"
-    return (*notes, *_of_no_layer(job.given), *more, *([apart] * bool(joint)))
-
-
-def _of_no_layer(given: Settings) -> list[str]:
-    """Note about names of what is trained as a whole beside adapters that are neither a table nor a layer known here."""
-    words = {name: listed(given.get(name) or "") for name in TRAINED_WHOLE}
-    table = re.compile(rf"embed|wte|{HEADS}")
-    own = {name: [str(one) for one in some if one and not table.search(str(one))] for name, some in words.items()}
-    what = "no layer known here, trained as a whole where the model has it: not in the plan, memory comes out too low by it"
-    return [f"{name} {shown(', '.join(some[:8]))}: {what}" for name, some in own.items() if some]
+    return (*notes, *of_no_layer(job.given), *more, *([apart] * bool(joint)))
 
 
 def layers_beside(named: Any, targets: str) -> tuple[str, ...]:
@@ -351,11 +338,22 @@ def _differences(job: FineTuning) -> list[str]:
 
 def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
     notes = [*job.sharding.notes, *_differences(job)]
+    if job.sharding.kind == "deepspeed" and not job.sharding.fields.get("zero") and job.precision == "bf16":
+        notes.append(_of_stage_0(job.optimizer, gpus or 0))
     if job.sharding.kind == "ddp" and (gpus or 0) > 1:
         notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
     if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):
         notes.append("what ZeRO++ sends in 4 or 8 bits is priced in 16: communication comes out too long, up to 4 times")
     return tuple(notes)
+
+
+def _of_stage_0(optimizer: str, gpus: int) -> str:
+    """Note about DeepSpeed's BF16_Optimizer: 2 + 2 + 4 bytes of weights and gradients, and states by the number of GPUs.
+    [runtime/bf16_optimizer.py]"""
+    each = 8.0 - 12.0 / gpus if gpus and optimizer == "adam" else 0.0
+    by = f": memory comes out too {'low' if each < 0 else 'high'} by {abs(each):.1f} bytes a trained weight" if each else ""
+    what = "at stage 0 in bf16 DeepSpeed shards optimizer states over the GPUs all the same and adds gradients up in fp32"
+    return f"{what}, priced whole and in bf16{by}"
 
 
 def _of_the_node(shard: Sharding, gpus: int, dp: int) -> dict[str, int]:

@@ -35,6 +35,8 @@ class Guide:
     """What it says behind the program: goes before the file itself."""
     differ: tuple[str, ...] = ()
     """What those others say behind the program, where it decides something and is not the same."""
+    program: str = ""
+    """The program that it launches."""
 
     def __str__(self) -> str:
         """As a note says it."""
@@ -57,13 +59,16 @@ def guide(path: Path) -> Guide | None:
         commands = re.findall(r"accelerate(?: +|\.commands\.)launch[^\n]*", _joined(document))
         named = [one for one in commands if document == path or _names(one, path, document)]
         ways = {one: given for text in named for one, given in _way(text, path)}
+        program = next((found[0] for text in named if (found := re.search(r"[\w./-]+\.py\b", text)) is not None), "")
         if ways:
             (file, processes, machines, deciding), given = next(iter(ways.items()))
             said = {"num_processes": processes, "num_machines": machines}
             counts = {name: int(text) or None if text.isdecimal() else None for name, text in said.items() if text is not None}
             differ = dict.fromkeys(one[3] or "none of them" for one in ways if one[3] != deciding)
             end = "/".join(document.parts[-2:])
-            return Guide(file=file, document=end, counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ))
+            return Guide(
+                file=file, document=end, counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ), program=program
+            )  # fmt: skip
     return None
 
 

@@ -11,6 +11,9 @@ from planner.model import ModelSpec
 from planner.trainer import load_trainer
 from planner.trainers.reading.base_weights import spec_of
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import newer, project_root
+from planner.units import GIB
 
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
            "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
@@ -36,6 +39,77 @@ def other_attention(said: object) -> tuple[str, ...]:
     kernel = str(said if said is not None else "").lower()
     known = kernel in KERNELS or kernel in USUAL
     return () if known else (f"attention by {kernel[:40]} is priced as the kernel of the trainer's default",)
+
+
+SAID = ("attn_implementation", "_attn_implementation", "attn_impl", "flash_attn")
+"""Arguments that name the kernel of attention."""
+OF_OTHERS = re.compile(r"flash_?attn|flash_?attention|xformers|bettertransformer|scaled_dot_product|memory_efficient", re.I)
+"""What the code of a program says that puts another attention into a model."""
+MOST_PROGRAMS = 40
+FIRST, NEVER = "4.36", "none"
+"""The version whose classes have torch's attention; the word of those that never got it."""
+
+
+def of_class(
+    given: Settings, options: Mapping[str, str], name: str, known: ModelSpec | None, by_class: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(Options, notes): attention as the class of the model has it in the version of transformers that is pinned, where nothing
+    names a kernel; ``by_class``: the trainer leaves it to the class. Eager attention keeps its scores."""
+    said = any(str(given.first(one) or "").lower() not in USUAL for one in SAID)
+    if said or not by_class or "attention_kernel" in options or not (name or known):
+        return dict(options), ()
+    spec = spec_of(given, known)
+    kind, own_code = _of_file(spec)
+    if own_code and given.flag("trust_remote_code"):
+        return dict(options), ()
+    kind, since = _since(kind, (name, spec.name if spec else ""))
+    new = None if since == NEVER else newer(given.path, "transformers", _version(since))
+    called = kind or shown(name or (spec.name if spec else ""))
+    if since == NEVER or (new is False and not _of_others(given.path)):
+        why = "has torch's attention for it in no version" if since == NEVER else f"before {since} has no other for it by itself"
+        what = f"{called} takes eager attention, which keeps its scores: transformers {why}"
+        return {**options, "attention_kernel": "unfused"}, (what,)
+    if new is not None or since == FIRST or _version(since) < BY_ITSELF:
+        return dict(options), ()
+    what = f"transformers before {since} keeps the scores of attention of {called}, which are not priced"
+    return dict(options), (f"{what}; --set attn_implementation=eager prices them",)
+
+
+BY_ITSELF = (4, 39)
+"""Version of transformers before which none is supposed where a project pins none."""
+
+
+def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) -> tuple[str, ...]:
+    """Note about a class whose scores stay in half precision under DeepSpeed, which has no autocast; ``tokens`` of a forward pass,
+    0 = not known."""
+    spec = spec_of(given, known)
+    kind, _ = _since(_of_file(spec)[0], (name, spec.name if spec else ""))
+    since = str(table()["attention"].get(kind, {}).get("halves", ""))
+    if not since or newer(given.path, "transformers", _version(since)) is not False:
+        return ()
+    more = 8.0 * tokens * spec.vocab_size / GIB if spec is not None else 0.0
+    by = f" by up to {more:.1f} GiB" if more else ""
+    what = f"transformers before {since} leaves scores over the vocabulary of {kind} in half precision under DeepSpeed"
+    return (f"{what}, and they are priced in fp32 too: memory comes out too high{by}",)
+
+
+def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
+    """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
+    rows: Mapping[str, Mapping[str, str]] = table()["attention"]
+    by_name = (one for one, row in rows.items() if any(re.search(row["names"], each.lower()) for each in names if each))
+    found = kind if kind is not None else next(by_name, "")
+    return found, str(rows.get(found, {}).get("sdpa", FIRST))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split("."))
+
+
+def _of_others(path: Path) -> bool:
+    """Whether a file, or a program in its folder or at the root of its project, puts another attention into a model."""
+    folders = dict.fromkeys((path.resolve().parent, project_root(path)))
+    files = [path, *(one for folder in folders for one in sorted(folder.glob("*.py"))[:MOST_PROGRAMS])]
+    return any(library.is_file(one) and OF_OTHERS.search(read_text(one)) is not None for one in files)
 
 
 def with_liger(

@@ -100,6 +100,23 @@ def _place(file: Path, node: ast.ImportFrom) -> Path | None:
     return None
 
 
+def own_model(file: Path) -> str | None:
+    """The class of a language model that a program loads and a module of its project defines, with that module."""
+    try:
+        nodes = list(ast.walk(tree_of(file)))
+    except PlannerError:
+        return None
+    loads = [one.func.value for one in nodes if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
+             and one.func.attr == "from_pretrained"]  # fmt: skip
+    named = {one.id for one in loads if isinstance(one, ast.Name)}
+    imports = [(node, one) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]
+    for node, one in imports:
+        model = (one.asname or one.name) in named and one.name.endswith(("ForCausalLM", "LMHeadModel"))
+        if model and (place := _place(file, node)) is not None:
+            return f"{one.name} of {place.name}"
+    return None
+
+
 def _read(file: Path) -> _Module | None:
     try:
         return _module(file, tree_of(file))

@@ -10,9 +10,10 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, OtherStepError
-from planner.trainers.reading.guides import over_recipe
+from planner.trainers.reading.guides import guide, over_recipe
+from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.programs import trainer_kind
+from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.script_parts import scores_of_unsloth
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
@@ -48,13 +49,24 @@ def read(path: Path, said: Given) -> Reading:
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
+        started = guide(path)
+        notes = (*notes, *_of_own_model(path, started.program if started is not None else ""))
         return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, notes=notes), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
     habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
-    return parse(settings, habits, gpus, found.sharding, script, found.notes)
+    return parse(settings, habits, gpus, found.sharding, script, (*found.notes, *_of_own_model(path, script)))
+
+
+def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
+    """Note about a program that loads a class of its project for the model."""
+    file = program_file(path, program) if program else None
+    if file is None or (named := own_model(file)) is None:
+        return ()
+    what = "a class of its project: what its layers keep beside those of transformers is not in the plan, which may be too low"
+    return (f"{file.name} loads {named}, {what}",)
 
 
 def in_modules(path: Path) -> bool:
