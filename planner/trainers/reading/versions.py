@@ -14,7 +14,7 @@ WEAK_MARKS = ("README.md",)
 ABOVE = 4
 NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml")
 """Where projects say what they are installed with."""
-INSTALL = ("Dockerfile*", "install*.sh", "README.md")
+INSTALL = ("Dockerfile*", "install*.sh", "setup*.sh", "README.md")
 """Where they say how, as a script does that installs what it starts: a command of pip, since what else is named is advice."""
 _COMMAND = re.compile(r"\binstall\b(?:[^\n\\]|\\\n|\\.)*")
 LARGEST = 400_000
