@@ -91,7 +91,8 @@ def _configuration(path: Path, name: str, said: Given, over: Container[str]) -> 
     known, called = releases.known(), name.removesuffix(".yaml")
     if called not in known:
         last = called.rpartition("/")[2]
-        near = nearest_first(called, [one for one in known if one.endswith(f"/{last}")] or known)
+        own_family = any(one.startswith(f"{called.rpartition('/')[0]}/") for one in known)
+        near = nearest_first(called, [one for one in known if one.endswith(f"/{last}") and not own_family] or known)
         about = f"{shown(shown_text(name))} is neither a file here nor a published configuration: that file, or one of them like it"
         said.questions.append(Question(name=CONFIG, about=about, choices=("FILE", *near[:3])))
         data, _ = _configuration(path, near[0], said, over)  # for what else is open, its length among it: one sentence asks for all
