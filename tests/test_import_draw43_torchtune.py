@@ -66,3 +66,11 @@ def test_a_configuration_that_is_neither_here_nor_published_is_asked_for_with_th
     written(tmp_path, text, "own/mine.yaml")
     found = _read(tmp_path, command.replace("lora_", "full_", 1), config="own/mine.yaml", torchtune="0.6")
     assert found.model is not None and (asked_for(found), found.model.name) == ([], "llama-3-8b")
+
+
+def test_a_configuration_that_a_variable_names_is_asked_for_by_it(tmp_path: Path) -> None:
+    command = 'tune run --nproc_per_node 8 full_finetune_distributed --config "$RECIPE"'
+    found = read(written(tmp_path, f"{command}\n", "start.sh"))
+    assert asked_for(found) == ["RECIPE", "torchtune"] and found.sequence_length is None
+    found = _read(tmp_path, command, RECIPE="llama3_1/8B_full", torchtune="0.6")
+    assert found.model is not None and (asked_for(found), found.model.name) == ([], "llama-3.1-8b")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError, shown
+from planner.errors import PlannerError, nearest_first, shown
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.versions import pinned
 
@@ -46,6 +46,26 @@ def as_released(path: Path, name: str, said: Given, over: Container[str]) -> tup
     if all(one.name != SETTING for one in said.questions):
         said.questions.append(Question(name=SETTING, about=about, choices=(*last, newest)))
     return data, ()
+
+
+OTHER_STEPS = ("teacher_model", "policy_model", "quantizer", "grpo_samples", "ppo_epochs")
+
+
+def alike(name: str, recipe: str) -> list[str]:
+    """Published configurations that one of another name may be like, the nearest first: of fine-tuning, as its recipe trains."""
+    adapters = "lora_" in recipe
+    fit = [one for one, data in known().items() if not one.startswith("dev/") and not any(step in data for step in OTHER_STEPS)
+           and ("lora_" in str(data["model"]["_component_"])) == adapters] if recipe else list(known())  # fmt: skip
+    family, _, last = name.rpartition("/")
+    same = [one for one in fit if one.endswith(f"/{last}")] if not any(one.startswith(f"{family}/") for one in fit) else []
+    return nearest_first(name, same or fit)
+
+
+def ask_for_one(path: Path, said: Given) -> None:
+    """Asks for the release, where nothing pins one, beside a configuration that is asked for and may be a published one."""
+    if said.setting(SETTING) is None and pinned(path, "torchtune") is None:
+        about = "release of torchtune, by which published configurations differ"
+        said.questions.append(Question(name=SETTING, about=about, choices=("0.2", "0.3.1", "main")))
 
 
 def _differs(name: str, release: str) -> dict[str, Any]:

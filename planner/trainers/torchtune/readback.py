@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError, nearest_first, shown
+from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched
@@ -16,7 +16,7 @@ from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_ta
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
-from planner.trainers.reading.shell.text import shown_text
+from planner.trainers.reading.shell.text import roots, shown_text
 from planner.trainers.reading.values import quotient, read_text
 from planner.trainers.torchtune import own_settings as own
 from planner.trainers.torchtune import published_configs as releases
@@ -59,7 +59,7 @@ def read(path: Path, said: Given) -> Reading:
     own_text = found.written.get(named) if CONFIG not in said.settings else None
     named = said.setting(CONFIG) or named
     base, as_released = (library.parse_yaml(own_text, f"{path}: {named}"), ()) if own_text is not None else _configuration(
-        path, named, said, {*over, *(f"{one}._component_" for one in over)}
+        path, named, said, {*over, *(f"{one}._component_" for one in over)}, recipe
     )
     said = said.with_settings({key: value for key, value in said.settings.items() if key != releases.SETTING})
     data = override(base, {_component(base, key): value for key, value in over.items()})
@@ -82,21 +82,23 @@ def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
     return [*before, *(str(one) for name, values in words.items() if name != "config" for one in values[1:])]
 
 
-def _configuration(path: Path, name: str, said: Given, over: Container[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _configuration(path: Path, name: str, said: Given, over: Container[str], recipe: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(A file that a command names, or a published one, notes about it); which is meant is asked where it is neither."""
     said.setting(releases.SETTING)  # which decides nothing where it is a file
     own = f"recipes/configs/{name.removesuffix('.yaml')}.yaml"  # of a checkout, which may differ from the published one
     if (file := beside(path, rooted(name)) or beside(path, own)) is not None:
         return file_settings(file, "a recipe of torchtune"), ()
-    known, called = releases.known(), name.removesuffix(".yaml")
-    if called not in known:
-        last = called.rpartition("/")[2]
-        own_family = any(one.startswith(f"{called.rpartition('/')[0]}/") for one in known)
-        near = nearest_first(called, [one for one in known if one.endswith(f"/{last}") and not own_family] or known)
+    called = name.removesuffix(".yaml")
+    if called not in releases.known():
+        near = releases.alike(called, recipe)
         about = f"{shown(shown_text(name))} is neither a file here nor a published configuration: that file, or one of them like it"
-        said.questions.append(Question(name=CONFIG, about=about, choices=("FILE", *near[:3])))
-        data, _ = _configuration(path, near[0], said, over)  # for what else is open, its length among it: one sentence asks for all
-        return {one: value for one, value in data.items() if one not in ("tokenizer", "dataset")}, ()
+        variable = next(iter(roots(name)), CONFIG)
+        choices = tuple(said.choices.get(variable, ())) or ("FILE", *near[:3])
+        said.questions.append(Question(name=variable, about=about, choices=choices))
+        if beside(path, f"recipes/configs/{near[0]}.yaml") is None:
+            releases.ask_for_one(path, said)
+        like = releases.known()[near[0]]  # for what else is open: one sentence asks for all
+        return {one: like[one] for one in ("model", "optimizer", "batch_size") if one in like}, ()
     return releases.as_released(path, called, said, over)
 
 
