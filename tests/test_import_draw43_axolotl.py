@@ -70,7 +70,7 @@ def test_a_program_beside_a_file_that_is_for_other_machines(tmp_path: Path, modu
 
 
 def test_a_program_that_patches_for_gpus_of_intel_is_for_them(tmp_path: Path) -> None:
-    program = ("import torch\nfrom ipex_llm import llm_patch\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+    program = ("from ipex_llm import llm_patch\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
                "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')\n"
                "Trainer(model=model, args=TrainingArguments(output_dir='o', per_device_train_batch_size=2)).train()\n")  # fmt: skip
     found = read(written(tmp_path, program, "train.py"), None, Given(num_gpus=1, sequence_length=512))

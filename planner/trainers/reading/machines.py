@@ -32,7 +32,8 @@ _SIGNS = (
             r"|^(?![ \t]*#).*--distributed-backend[ =]hccl"),
     ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
             r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
-    ("xpu", r"^(?:import|from) +(?:ipex_llm|intel_extension_for_pytorch)\b|^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("xpu", r"^(?:import|from) +(?:ipex_llm|intel_extension_for_pytorch)\b"
+            r"|^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
     ("dcu", r"^#SBATCH +--gres[= ]dcu\b|^(?![ \t]*#).*\bhipprof\b"),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
