@@ -47,7 +47,7 @@ def test_full_bf16_is_no_mixed_precision(tmp_path: Path) -> None:
     ("eager_attention: true\n", "unfused", ""), ("sdp_attention: true\n", "best", ""), ("flash_attention: true\n", "fa2", ""),
     ("xformers_attention: true\nflash_attention: true\n", "", "attention by xformers is priced as flash attention"),
     ("flex_attention: true\n", "", "attention by flex_attention is priced"),
-    ("s2_attention: true\n", "", "s2_attention: priced as"),
+    ("s2_attention: true\n", "best", "s2_attention: priced as"), ("flash_attention: false\n", "best", "takes its own, sdpa"),
 ])  # fmt: skip
 def test_switches_of_attention(tmp_path: Path, more: str, kernel: str, note: str) -> None:
     found = found_in(tmp_path, AXOLOTL + ADAPTERS + more)
@@ -82,7 +82,8 @@ def test_weights_in_fewer_bits_need_an_adapter(tmp_path: Path, word: str) -> Non
     with pytest.raises(PlannerError, match=f"{word}: weights in fewer bits without an adapter"):
         found_in(tmp_path, f"{AXOLOTL}{word}: true\n")
     frozen = {"load_in_8bit": "int8", "gptq": "nf4"}.get(word, "nf4_dq")
-    assert found_in(tmp_path, f"{AXOLOTL}{ADAPTERS}{word}: true\n").frozen_weights == frozen
+    adapters = ADAPTERS.replace("adapter: lora", "adapter: qlora") if frozen == "nf4_dq" else ADAPTERS
+    assert found_in(tmp_path, f"{AXOLOTL}{adapters}{word}: true\n").frozen_weights == frozen
 
 
 def test_what_axolotl_does_not_start_without_is_asked_in_one_message(tmp_path: Path) -> None:

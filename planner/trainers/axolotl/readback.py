@@ -16,6 +16,7 @@ from planner.trainers.axolotl.unpriced import (
     of_images,
     of_lora_kernels,
     of_tables,
+    quantises,
     require_modelled,
 )
 from planner.trainers.reading import base_weights, fine_tuning
@@ -30,6 +31,7 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, from_arguments
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|datasets.*|test_datasets.*|chat_template.*|num_epochs|model_type|processor_type|sample_packing\w*"
@@ -153,7 +155,7 @@ def _model(given: Settings) -> str:
 
 
 def _double(given: Settings) -> bool:
-    return given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)
+    return given.get("adapter") != "lora" and given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)
 
 
 def _fsdp_version(given: Settings) -> int:
@@ -178,7 +180,7 @@ def _precision(given: Settings) -> str:
 def _bits(given: Settings) -> int:
     """Bits of the frozen base, 0 = 16. Raises PlannerError where nothing is frozen, as axolotl does."""
     for name, bits in (("load_in_4bit", 4), ("load_in_8bit", 8), ("gptq", 4)):
-        if given.flag(name):
+        if given.flag(name) and not (name == "load_in_4bit" and not quantises(given)):
             if not given.get("adapter"):
                 why = "weights in fewer bits without an adapter, which axolotl does not start"
                 raise PlannerError(f"{given.where(name)}: {why}; --set adapter=lora or --set {name}=false")
@@ -242,6 +244,11 @@ def _attention(given: Settings) -> str:
     return str(given.get("attn_implementation") or next(iter(old), "")).lower()
 
 
+def _by_itself(given: Settings) -> str:
+    """The kernel that transformers takes where none is named: one that keeps scores in memory before 4.36."""
+    return "eager" if newer(given.path, "transformers", (4, 36)) is False else "sdpa"
+
+
 def _leaves_tables(given: Settings, kind: str, precision: str) -> bool:
     """Whether embedding, head and norms stay in fp32, to which axolotl brings them, where DeepSpeed casts all."""
     whole = not given.get("adapter") and kind == "ddp" and precision in ("bf16", "fp8")
@@ -251,6 +258,10 @@ def _leaves_tables(given: Settings, kind: str, precision: str) -> bool:
 def _kernel_notes(given: Settings, kind: str) -> tuple[str, ...]:
     """Kernels that the trainer of the plan has no word for."""
     kernel, found = _attention(given), []
+    if not kernel:
+        sdpa = _by_itself(given) == "sdpa"
+        what = "sdpa, where it has that for the model from 4.36 on; eager would keep all scores" if sdpa else "eager, before 4.36"
+        found.append(f"no kernel of attention is switched on: transformers takes its own, {what}")
     if kernel and kernel not in KERNELS:
         found.append(f"attention by {kernel[:60]} is priced as flash attention")
     if kind == "deepspeed" and given.get("torch_compile") in (True, "true", "auto"):
@@ -265,7 +276,7 @@ def _options(given: Settings) -> dict[str, str]:
     fused = liger or (given.flag("cut_cross_entropy", True) and has_plugin(given, "cut_cross_entropy"))
     if fused and not given.get("rl"):  # DPO reads the logits
         options["loss"] = "fused_linear"
-    kernel = _attention(given)
+    kernel = _attention(given) or _by_itself(given)
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
     if given.get("torch_compile") in (True, "true", "auto"):

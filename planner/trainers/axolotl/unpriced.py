@@ -149,6 +149,22 @@ def of_lora_kernels(given: Settings, old_fsdp: bool) -> tuple[str, ...]:
     return (f"axolotl's fused kernels of adapters {how} are not priced: {what}",)
 
 
+STORED = re.compile(r"(?i)4[-_]?bit|bnb|nf4|gptq|awq")
+"""Names of weights that are in few bits already."""
+
+
+def quantises(given: Settings) -> bool:
+    """Whether load_in_4bit counts: beside adapter: lora until 0.12 alone, in fp4 without double quantisation; later releases leave
+    the base in 16 bits then.  [utils/models.py, loaders/model.py, _set_quantization_config]"""
+    if given.get("adapter") != "lora" or STORED.search(given.label("base_model")):
+        return True
+    known = newer(given.path, "axolotl", (0, 13))
+    if known is None and (given.said is None or given.said.setting("load_in_4bit") is None):
+        about = "beside adapter: lora axolotl reads it until 0.12 (true); 0.13 and later leave the base in 16 bits (false)"
+        given.ask(Question(name="load_in_4bit", about=about, choices=("true", "false")))
+    return not known
+
+
 def ask_what_is_open(given: Settings) -> None:
     """Asks for what axolotl refuses to start without, and for what changes memory and one answer settles."""
     adapter, targets = given.get("adapter"), (*OF_ADAPTERS[1:], "lora_target_parameters", "lora_model_dir")

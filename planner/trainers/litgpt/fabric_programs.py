@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainers.litgpt.own_models import called
-from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on
+from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on, of_a_quantised_head
 from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork, value_of
@@ -73,13 +73,15 @@ def of_program(file: Path, options: Mapping[str, Any], said: Given) -> Reading:
     targets, noted = adapters_on(given, lora)
     strange = [one for one, value in known.items() if DECIDES.fullmatch(one.lower()) and value not in (None, False, 0, "")]
     wide = FROZEN.get(str(quantize), "bf16" if precision == "bf16-true" else "fp32")
+    model = built_as(model, tables) if model else None
     return Reading(
-        trainer="litgpt@0.1", architecture=tables, fields=fields, model=built_as(model, tables) if model else None, model_name=name,
+        trainer="litgpt@0.1", architecture=tables, fields=fields, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=micro * (steps or 1) * (gpus or 1), sequence_length=length,
         precision=given.choice("precision", PRECISIONS, "bf16-mixed"), optimizer=_optimizer(given, tree, quantize is not None),
         lora_rank=given.size("lora_r", 8) if lora else 0, lora_targets=targets, frozen_weights=wide if lora else None,
         questions=tuple(setting_of_a_fork(one, "Lit-GPT") for one in strange),
         notes=(f"read as the constants of {file.name} and its setup() say", *notes, *noted,
+               *of_a_quantised_head(wide if lora else None, PRECISIONS.get(precision, precision), model),
                *[REPLICAS] * (sharding == "DDP" and gpus != 1)),
     )  # fmt: skip
 

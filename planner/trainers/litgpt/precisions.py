@@ -1,7 +1,11 @@
 """Words of LitGPT for precisions, bits and layers."""
 
+from planner.cost.parameters import count_parameters
+from planner.cost.state_dtypes import FROZEN_BYTES
+from planner.model import ModelSpec
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside
 from planner.trainers.reading.settings import Settings
+from planner.units import GIB
 
 PRECISIONS = {
     "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "bf16": "bf16", "16": "fp16",
@@ -26,3 +30,15 @@ def adapters_on(given: Settings, adapters: bool) -> tuple[str, tuple[str, ...]]:
         return "all", ()
     targets = adapter_targets(layers)
     return targets, (*layers_beside(layers, targets), *([adapters_on_tables(["lm_head"])] * given.flag("lora_head")))
+
+
+def of_a_quantised_head(frozen: str | None, precision: str, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about lm_head, which is a linear layer to BitsandbytesPrecision, as finetune/lora.py names none to be left out.
+    [LitGPT 0.1 to 0.5.13, finetune/lora.py; lightning, fabric/plugins/precision/bitsandbytes.py, _convert_layers]"""
+    if frozen not in FROZEN.values():
+        return ()
+    text = "--quantize lays lm_head in few bits too, which is priced as it was: memory comes out too high"
+    if model is None:
+        return (text,)
+    each = (4.0 if precision == "fp32" else 2.0) - FROZEN_BYTES[str(frozen)]
+    return (f"{text} by up to {count_parameters(model).head * each / GIB:.2f} GiB",)

@@ -14,7 +14,7 @@ from planner.trainers.litgpt.copies import FULLY_SHARDED, Copy, copy_of, writes_
 from planner.trainers.litgpt.fabric_programs import is_one, of_program
 from planner.trainers.litgpt.own_defaults import lay_under
 from planner.trainers.litgpt.own_models import built, called, of_a_checkout, strange
-from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on
+from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on, of_a_quantised_head
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import optimizer
@@ -131,12 +131,15 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     length = train.number("max_seq_length")
     if length is None and pretrain and own and model is not None:
         length, notes = model.max_sequence_length, (*notes, f"max_seq_length is not said: block_size {model.max_sequence_length}")
+    frozen = _frozen(given, gpus, nodes) if adapters else None
+    precision = given.choice("precision", PRECISIONS, "bf16-mixed")
     reading = Reading(
         trainer=spell(trainer, options), architecture=tables, fields=fields, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length,
-        precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
+        precision=precision,
         optimizer=_optimizer(given, adapters), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
-        frozen_weights=_frozen(given, gpus, nodes) if adapters else None, notes=(*notes, *shared, *copy.notes, *noted, *of_layers),
+        frozen_weights=frozen,
+        notes=(*notes, *shared, *copy.notes, *noted, *of_layers, *of_a_quantised_head(frozen, precision, model)),
     )  # fmt: skip
     return _with_the_rest(given, reading)
 

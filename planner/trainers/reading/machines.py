@@ -32,7 +32,8 @@ _SIGNS = (
             r"|^(?![ \t]*#).*--distributed-backend[ =]hccl"),
     ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
             r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
-    ("xpu", r"^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("xpu", r"^(?:import|from) +(?:ipex_llm|intel_extension_for_pytorch)\b"
+            r"|^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
     ("dcu", r"^#SBATCH +--gres[= ]dcu\b|^(?![ \t]*#).*\bhipprof\b"),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
@@ -45,8 +46,29 @@ def other_machines(path: Path, found: Reading) -> tuple[str, ...]:
     """A note where a file is for machines that are no GPUs of NVIDIA or AMD, and names no hardware that a plan has."""
     kind = None if found.hardware else _kind(path, "\n".join([read_text(path), *found.unread]))
     if kind is None:
-        return ()
+        return _by_a_program(path) if found.hardware is None and path.suffix in _SETTINGS else ()
     return (f"it is for {NAMES[kind]}: the GPUs of this plan are a stand-in, with kernels of GPUs; --hardware names others",)
+
+
+_SETTINGS = (".yaml", ".yml", ".json", ".toml")
+_PATCHED = re.compile(
+    r"^(?:import|from) +(ipex_llm|intel_extension_for_pytorch|torch_npu|optimum\.habana|habana_frameworks)\b", re.MULTILINE
+)
+"""Modules that put a trainer on another machine, with kernels and formats of low bits of their own."""
+_MACHINES = {"ipex": "xpu", "intel": "xpu", "torch": "npu", "optimum.habana": "hpu", "habana": "hpu"}
+MOST_BESIDE = 20
+
+
+def _by_a_program(path: Path) -> tuple[str, ...]:
+    """A note where a program in the folder of a file of settings imports one of them."""
+    programs = sorted(path.resolve().parent.glob("*.py"))[:MOST_BESIDE]
+    for file in programs:
+        if (found := _PATCHED.search(read_text(file))) is not None:
+            kind = NAMES[_MACHINES[found[1].partition("_")[0]]]
+            what = f"{file.name} beside it imports {found[1]}: if that trains, it is for {kind}: this plan's GPUs are a stand-in"
+            why = "its own formats of low bits are not priced, and where its attention keeps all scores memory comes out too low"
+            return (f"{what}: {why}",)
+    return ()
 
 
 _NAMED = re.compile(r"(?:^|,)(?:gpu:)?([A-Za-z][\w.-]*):\d")

@@ -14,9 +14,11 @@ WEAK_MARKS = ("README.md",)
 ABOVE = 4
 NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*env*.y*ml")
 """Where projects say what they are installed with."""
-INSTALL = ("Dockerfile*", "install*.sh", "README.md")
+INSTALL = ("Dockerfile*", "install*.sh", "setup*.sh", "README.md")
 """Where they say how, as a script does that installs what it starts: a command of pip, since what else is named is advice."""
 _COMMAND = re.compile(r"\binstall\b(?:[^\n\\]|\\\n|\\.)*")
+_NUMBER = r"(\d+(?:\.\d+){1,3})(?![\w.])"
+"""A tag of a release."""
 LARGEST = 400_000
 
 
@@ -24,8 +26,14 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
     """(lowest, highest) version of a package that the project around a file allows, () = no bound; None = it does not say."""
     bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
     expression = rf"(?<![\w.-]){re.escape(package)}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}"
+    name, branch = re.escape(package), rf"clone [^\n]{{0,80}}(?:-b|--branch)[ =]v?{_NUMBER}"
+    later = rf"\b(?:(?!\bclone\b)[^\0]){{0,300}}?\bgit checkout (?:tags/)?v?{_NUMBER}"
+    git = re.compile(rf"{branch}[^\n]{{0,120}}/{name}\b|/{name}(?:\.git)?(?:@v?{_NUMBER}|{later})")
     for file in _files(path):
         text = read_text(file)
+        if (tag := git.search(text)) is not None:
+            version = tuple(map(int, next(filter(None, tag.groups())).split(".")))
+            return version, version
         if file.resolve() == path.resolve() or any(file.match(one) for one in INSTALL):
             text = "\n".join(_COMMAND.findall(text))
         for found in re.findall(expression, text):

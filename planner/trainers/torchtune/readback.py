@@ -2,12 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError, nearest_first, shown
+from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched
@@ -16,8 +16,10 @@ from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_ta
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
+from planner.trainers.reading.shell.text import roots, shown_text
 from planner.trainers.reading.values import quotient, read_text
 from planner.trainers.torchtune import own_settings as own
+from planner.trainers.torchtune import published_configs as releases
 from planner.trainers.torchtune.builders import model_of
 
 DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "bf16_true"}
@@ -36,7 +38,8 @@ OF_BUILDERS = ("model.activation_checkpointing", "model.gradient_checkpointing")
 ABOVE = 3
 """Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
 
-
+CONFIG = "config"
+"""What a user says the configuration of a command with."""
 MADE = ("dataset", "dataset_val", "tokenizer", "checkpointer", "lr_scheduler", "metric_logger", "loss", "profiler")
 """Sections with a _component_ that the published configurations here leave out."""
 
@@ -53,14 +56,18 @@ def read(path: Path, said: Given) -> Reading:
     loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]
     named, recipe = str(words.get("config", [""])[0]), (loose[0] if loose else "") if by_tune else found.program
     over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
-    own_text = found.written.get(named)
-    base = _configuration(path, named) if own_text is None else library.parse_yaml(own_text, f"{path}: {named}")
+    own_text = found.written.get(named) if CONFIG not in said.settings else None
+    named = said.setting(CONFIG) or named
+    base, as_released = (library.parse_yaml(own_text, f"{path}: {named}"), ()) if own_text is not None else _configuration(
+        path, named, said, {*over, *(f"{one}._component_" for one in over)}, recipe
+    )
+    said = said.with_settings({key: value for key, value in said.settings.items() if key != releases.SETTING})
     data = override(base, {_component(base, key): value for key, value in over.items()})
     counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
     each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
     gpus = said.num_gpus or (each * nodes if each and nodes else None if by_tune else found.num_gpus)
     reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", recipe, gpus)
-    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes, *as_released))
 
 
 def _component(data: Mapping[str, Any], key: str) -> str:
@@ -75,16 +82,24 @@ def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
     return [*before, *(str(one) for name, values in words.items() if name != "config" for one in values[1:])]
 
 
-def _configuration(path: Path, name: str) -> dict[str, Any]:
-    """A file that a command names, or a published one. Raises PlannerError."""
+def _configuration(path: Path, name: str, said: Given, over: Container[str], recipe: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(A file that a command names, or a published one, notes about it); which is meant is asked where it is neither."""
+    said.setting(releases.SETTING)  # which decides nothing where it is a file
     own = f"recipes/configs/{name.removesuffix('.yaml')}.yaml"  # of a checkout, which may differ from the published one
     if (file := beside(path, rooted(name)) or beside(path, own)) is not None:
-        return file_settings(file, "a recipe of torchtune")
-    known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
-    if name.removesuffix(".yaml") not in known:
-        near = ", ".join(nearest_first(name, known)[:3])
-        raise PlannerError(f"{path}: configuration {shown(name)} is neither a file in its folder nor a published one, like {near}")
-    return dict(known[name.removesuffix(".yaml")])
+        return file_settings(file, "a recipe of torchtune"), ()
+    called = name.removesuffix(".yaml")
+    if called not in releases.known():
+        near = releases.alike(called, recipe)
+        about = f"{shown(shown_text(name))} is neither a file here nor a published configuration: that file, or one of them like it"
+        variable = next(iter(roots(name)), CONFIG)
+        choices = tuple(said.choices.get(variable, ())) or ("FILE", *near[:3])
+        said.questions.append(Question(name=variable, about=about, choices=choices))
+        if beside(path, f"recipes/configs/{near[0]}.yaml") is None:
+            releases.ask_for_one(path, said)
+        like = releases.known()[near[0]]  # for what else is open: one sentence asks for all
+        return {one: like[one] for one in ("model", "optimizer", "batch_size") if one in like}, ()
+    return releases.as_released(path, called, said, over)
 
 
 def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None = None) -> Reading:

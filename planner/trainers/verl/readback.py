@@ -18,9 +18,10 @@ from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
-from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, require_adam, require_priced
+from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, own_kernel, require_adam, require_priced
 from planner.trainers.verl.usual import is_sft, own_sft, usual
 
 PROGRAM = (
@@ -241,14 +242,14 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
     return "bf16_true"
 
 
-def _trainer(part: Settings, model: Settings, megatron: bool, engines: bool = False) -> str:
+def _trainer(part: Settings, model: Settings, megatron: bool, engines: bool = False, attention: str = "") -> str:
     if not megatron:
         own = model.section("override_config")
         lean = model.flag("use_fused_kernels")
         flash = engines and not lean
         model.flag("use_liger")  # norms, rotary embedding and SwiGLU: without labels its loss does not run, and logits are written
         loss = {"loss": "fused_linear"} if lean else {"loss": "flash"} if flash else {}
-        return spell("verl", {**loss, "attention_kernel": kernel(own)})
+        return spell("verl", {**loss, "attention_kernel": kernel(own, attention)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
     options = {"gradient_dtype": "bf16"} if ddp.get("grad_reduce_in_fp32") is False else {}
@@ -295,13 +296,14 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     half = str(config.get("model_dtype", "fp32")).lower() in HALF
     whole = half and (model.flag("cast_adapters", True) or not rank)  # else adapters in fp32 over weights of 16 bits
     computed = config.choice("dtype", COMPUTED, "bfloat16")
+    attention, said = own_kernel(program_file(given.path, found.program), model, sp)
     return Reading(
-        trainer=_trainer(config, model, False, by_tokens(found)), fields=fields, model=spec, model_name=name,
+        trainer=_trainer(config, model, False, by_tokens(found), attention), fields=fields, model=spec, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if whole and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=targets,
         frozen_weights=("bf16" if half else "fp32") if rank else None,
-        notes=(*notes, *more, *foreseen, *waits, *require_priced(given), *beside),
+        notes=(*notes, *more, *said, *foreseen, *waits, *require_priced(given), *beside),
         architecture={"mtp_layers": ahead},
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip

@@ -4,12 +4,13 @@
 """
 
 import re
+from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import Launch
 from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.values import not_priced, quotient
+from planner.trainers.reading.values import not_priced, quotient, read_text
 
 ADAM = re.compile(r"(?i)_?(fused|distributed)?_?adamw?")
 IMPLEMENTED = ("torch.optim", "torch.optim.adamw", "transformer_engine.pytorch.optimizers.fused_adam")
@@ -23,10 +24,30 @@ DECIDES = re.compile(
 SLOW = re.compile(r"\.(attn_implementation|attention_backend) = '(eager|unfused|local)'")
 
 
-def kernel(over: Settings) -> str:
-    """Kernel of attention of its FSDP engines, which is flash attention 2 unless the model's own configuration is overridden.
-    [verl, workers/fsdp_workers.py, workers/config/model.py, trainer/fsdp_sft_trainer.py]"""
-    word = str(over.get("attn_implementation") or "")
+OWN_KERNEL = re.compile(r"^[^#\n]*\battn_implementation[\"']?[ \t]*[=,:][ \t]*[\"'](\w+)[\"']", re.MULTILINE)
+"""How a trainer names the kernel that it takes where nothing is said."""
+ASKED = re.compile(r"\.get\([ \t\n]*[\"']attn_implementation[\"']")
+"""And that model.attn_implementation says it."""
+A2A_OF_FLASH = "Ulysses' all-to-all is done in flash attention alone, each rank attends to its own part: time comes out too long"
+
+
+def own_kernel(program: Path | None, model: Settings, sp: int) -> tuple[str, tuple[str, ...]]:
+    """(The kernel that a trainer beside a script takes where nothing overrides it, "" = verl's own; notes)."""
+    text = read_text(program) if program is not None else ""
+    found = OWN_KERNEL.search(text)
+    if program is None or found is None or model.section("override_config").get("attn_implementation"):
+        return "", ()
+    word = str(model.get("attn_implementation") or found[1]) if ASKED.search(text) else found[1]
+    if "flash" in word:
+        return word, ()
+    what = f"attention is {word[:40]}, as {program.name} of the tree takes it, and not verl's flash_attention_2"
+    return word, (what, *[A2A_OF_FLASH] * (sp > 1))
+
+
+def kernel(over: Settings, own: str = "") -> str:
+    """Kernel of attention of its FSDP engines, which is flash attention 2 unless the model's own configuration is overridden, or a
+    trainer of the tree takes ``own``.  [verl, workers/fsdp_workers.py, workers/config/model.py, trainer/fsdp_sft_trainer.py]"""
+    word = str(over.get("attn_implementation") or own)
     return "best" if "flash_attention_3" in word else KERNELS.get(word, "fa2")
 
 

@@ -1,0 +1,76 @@
+"""What draw 43 showed of torchtune: published configurations by release, and those that are neither here nor published."""
+
+from pathlib import Path
+
+import pytest
+from import_files import asked_for, written
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+SINGLE = "tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device"
+
+
+def _read(folder: Path, command: str, **settings: str) -> Reading:
+    return read(written(folder, f"{command}\n", "start.sh"), None, Given(settings=settings, sequence_length=512))
+
+
+@pytest.mark.parametrize("command", ["pip install --pre torchtune --extra-index-url x", "pip install 'torchtune>=0.3'"])
+def test_a_published_configuration_of_an_open_release_asks_for_it(tmp_path: Path, command: str) -> None:
+    written(tmp_path, f"{command}\n", "setup.sh")
+    found = _read(tmp_path, SINGLE)
+    assert asked_for(found) == ["torchtune"]
+    assert "gradient_accumulation_steps=64 instead of 8" in found.questions[0].about
+
+
+@pytest.mark.parametrize(("version", "steps", "targets", "loss"), [
+    ("0.2.1", 64, "qv", "full"), ("0.3.0", 64, "qv", ""), ("0.3.1", 64, "qv", ""), ("0.4.0", 8, "all", ""), ("0.6.1", 8, "all", ""),
+    ("0.7.0", 8, "all", ""),
+])  # fmt: skip
+def test_a_published_configuration_as_its_release_has_it(tmp_path: Path, version: str, steps: int, targets: str, loss: str) -> None:
+    said = _read(tmp_path, SINGLE, torchtune=version)
+    written(tmp_path, f"pip install torchtune=={version}\n", "setup.sh")
+    pinned = _read(tmp_path, SINGLE)
+    for found in (said, pinned):
+        assert asked_for(found) == []
+        assert (found.fields["num_microbatches"], found.lora_targets) == (steps, targets)
+        assert ("loss=full" in found.trainer) == (loss == "full")
+    assert "as torchtune" in said.notes[-1]
+    assert (f"as torchtune {version[:3]}" in " ".join(pinned.notes)) == (steps == 64)
+
+
+def test_releases_that_agree_are_not_asked_about(tmp_path: Path) -> None:
+    over = ("gradient_accumulation_steps=4 model.lora_attn_modules=[q_proj] model.apply_lora_to_mlp=false "
+            "loss=torch.nn.CrossEntropyLoss")  # fmt: skip
+    assert asked_for(_read(tmp_path, f"{SINGLE} {over}")) == []
+    written(tmp_path, "torchtune>=0.4\n", "requirements.txt")
+    assert asked_for(_read(tmp_path, SINGLE)) == []
+
+
+def test_a_release_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=r"a release of torchtune is one of 0\.1"):
+        _read(tmp_path, SINGLE, torchtune="new")
+
+
+def test_a_configuration_that_is_neither_here_nor_published_is_asked_for_with_the_rest(tmp_path: Path) -> None:
+    command = "tune run --nproc_per_node 8 lora_finetune_distributed --config /bucket/70B_lora.yaml batch_size=1"
+    found = read(written(tmp_path, f"{command}\n", "start.sh"))
+    assert (asked_for(found), found.sequence_length) == (["config", "torchtune"], None)
+    assert found.questions[0].choices[1].endswith("/70B_lora")
+    found = _read(tmp_path, command, config="llama3/70B_lora", torchtune="0.6")
+    assert (asked_for(found), found.num_gpus, found.fields["micro_batch_size"], found.lora_rank) == ([], 8, 1, 16)
+    assert found.model is not None and found.model.name == "llama-3-70b"
+    text = "model: {_component_: torchtune.models.llama3.llama3_8b}\nbatch_size: 2\noptimizer: {_component_: torch.optim.AdamW}\n"
+    written(tmp_path, text, "own/mine.yaml")
+    found = _read(tmp_path, command.replace("lora_", "full_", 1), config="own/mine.yaml", torchtune="0.6")
+    assert found.model is not None and (asked_for(found), found.model.name) == ([], "llama-3-8b")
+
+
+def test_a_configuration_that_a_variable_names_is_asked_for_by_it(tmp_path: Path) -> None:
+    command = 'tune run --nproc_per_node 8 full_finetune_distributed --config "$RECIPE"'
+    found = read(written(tmp_path, f"{command}\n", "start.sh"))
+    assert asked_for(found) == ["RECIPE", "torchtune"] and found.sequence_length is None
+    found = _read(tmp_path, command, RECIPE="llama3_1/8B_full", torchtune="0.6")
+    assert found.model is not None and (asked_for(found), found.model.name) == ([], "llama-3.1-8b")
