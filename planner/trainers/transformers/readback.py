@@ -10,7 +10,6 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
-from planner.trainers.reading.script_parts import scores_of_unsloth
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import (
@@ -24,6 +23,7 @@ from planner.trainers.reading.training_arguments import (
     says_both,
 )
 from planner.trainers.reading.training_scripts import settings_of
+from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 
 TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning|epochs?|deepspeed|bf16|fp16|output|steps)(_|$)")
