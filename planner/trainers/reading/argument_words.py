@@ -86,9 +86,17 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str) ->
         found.append(UNWRAPPED)
     if objective == "dpo" and adapters and given.flag("force_use_ref_model"):
         found.append("the whole reference model of force_use_ref_model is not priced beside adapters: memory comes out too low")
+    if given.get("goes_on") and objective == "dpo" and newer(given.path, "trl", REFERENCE_COPY) is not False:
+        found.append(COPIED)
     return tuple(found)
 
 
+REFERENCE_COPY = (0, 29)
+COPIED = (
+    "TRL since 0.29 holds a frozen copy of adapters that are loaded to be trained on, as the reference, which is not priced: "
+    "memory comes out too low by 4 bytes for each of their weights"
+)
+"""[trl/trainer/dpo_trainer.py: add_adapter("ref")]"""
 CHUNKS = (1, 7)
 """Version of TRL whose SFTTrainer takes its loss in pieces by itself.  [trl/trainer/sft_config.py: loss_type]"""
 BY_VERSION = (

@@ -205,22 +205,36 @@ OF_ADAPTERS = re.compile(r"(?!(AutoPeft|Peft)\w*)\w*(Lora|LoRA|Dora|DoRA|Adapter
 def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) -> dict[str, Any]:
     """Arguments of adapters whose configuration is not made here: another module makes it, or it lies beside weights that are
     loaded to go on with."""
-    ranks = {name: gap([name]) for name in ("lora_r", "lora_target_modules")}
-    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+    loaded = _loaded(script, "PeftModel", *WITH_BASE)
     first = min((one.lineno for one in trainers), default=0)
     loaded = [] if script.calls("merge_and_unload", "merge_adapter") else [one for one in loaded if one.lineno < first]
     trains = any(script.keywords(one).get("is_trainable") is True for one in loaded)
     if trains or (script.calls("get_peft_model") and not unsloth):
-        return {"use_peft": True, **ranks}
+        return {"use_peft": True, **OF_FOLDER}
     given = [script.keywords(one).get("peft_config") for one in trainers]
     given += [one for one in script.names_used() if OF_ADAPTERS.fullmatch(one) and script.calls(one)]
     return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
 
 
-def loaded_or_made(script: Script) -> dict[str, Any]:
-    """That adapters to go on with are loaded in one branch, and new ones made in another."""
-    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+def loaded_or_made(script: Script, made: ast.Call) -> dict[str, Any]:
+    """That adapters to go on with are loaded in one branch, and new ones ``made`` in another; what they are is asked where the
+    model is loaded with them. Beside new ones in the same branch they are merged.  [trl/trainer/dpo_trainer.py]"""
+    whole = [one for one in _loaded(script, *WITH_BASE) if script.keywords(one).get("is_trainable") is True]
+    if whole and isinstance(script, Running) and not script.settled(made, whole[0]):
+        return dict(OF_FOLDER)
+    loaded = _loaded(script, "PeftModel")
     return {"goes_on_or_new": True} if any(script.keywords(one).get("is_trainable") is True for one in loaded) else {}
+
+
+WITH_BASE = ("AutoPeftModelForCausalLM", "AutoPeftModel")
+"""Classes that load adapters and the model below them from the folder of the adapters."""
+OF_FOLDER: dict[str, Any] = {"goes_on": True, **{name: gap([name]) for name in ("lora_r", "lora_target_modules")}}
+"""Adapters whose configuration lies there."""
+
+
+def _loaded(script: Script, *names: str) -> list[ast.Call]:
+    """Calls that load adapters, by their classes."""
+    return [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) in names]
 
 
 def builds_a_model(script: Script) -> bool:

@@ -397,4 +397,4 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
             checkpointing = gap(["gradient_checkpointing"])
         lean = [one for one in script.calls("from_pretrained") if _owner(one) in UNSLOTH]
         found |= unsloth_parts.unsloth_checkpointing(script.said, unsloth_parts.stays_patched(script, lean, checkpointing))
-    return found | loaded_or_made(script)
+    return found | loaded_or_made(script, calls[0])
