@@ -90,3 +90,16 @@ def test_true_beside_a_load_that_patches(tmp_path: Path, pin: str, loads: str, o
     found = read(tmp_path / "own.py", None, Given(settings={"activation_offloading": "true"}))
     assert found.fields["offload_activations"]
     assert not any("from_pretrained" in one for one in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("pin", "targets", "noted"), [("", "all", True), ("==2025.9.6", "attention", False), (">=2026.8", "all", False)]
+)
+def test_adapters_on_experts_of_gpt_oss(tmp_path: Path, pin: str, targets: str, noted: bool) -> None:
+    names = [f"{one}_proj" for one in ("q", "k", "v", "o", "gate", "up", "down")]
+    if pin:
+        written(tmp_path, f"unsloth{pin}\n", "requirements.txt")
+    text = LEAN.replace("unsloth/Llama-3.2-1B", "openai/gpt-oss-20b").replace("r=16", f"r=16, target_modules={names}")
+    found = read(written(tmp_path, text, "own.py"), None, Given())
+    assert found.lora_targets == targets
+    assert any("on the experts of gpt-oss too" in one for one in found.notes) is noted

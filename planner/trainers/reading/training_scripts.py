@@ -114,8 +114,8 @@ def settings_of(
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     _require_adapters(path, said, data)
     if unsloth:
-        usual = unsloth_parts.replaced(script, kinds, not (configs or elsewhere) and "Trainer" not in kinds)
-        data = {**usual, **data}
+        data = {**unsloth_parts.replaced(script, kinds, not (configs or elsewhere) and "Trainer" not in kinds), **data}
+        data |= unsloth_parts.without_experts(script, data, notes)
         data |= unsloth_parts.unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
     kind = "unsloth" if unsloth else _kind(kinds, data)
     settings = Settings(path, said.filled(data), said=said)

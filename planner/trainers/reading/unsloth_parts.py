@@ -115,6 +115,26 @@ def unsloth_targets(targets: Any, words: Mapping[str, Any]) -> Any:
     return [one for one in every if one not in without]
 
 
+ADAPTS_EXPERTS = (2026, 7, 2)
+"""Version of unsloth since which adapters on gate_proj, up_proj and down_proj are those of gpt-oss's experts in 4 bits too.
+[models/_utils.py: get_moe_target_modules]"""
+EXPERTS = (
+    "adapters are priced on the experts of gpt-oss too, as unsloth makes them since 2026.7; before, gate_proj, up_proj and "
+    "down_proj name none of them and memory comes out too high: --set lora_target_modules=q_proj,k_proj,v_proj,o_proj prices that"
+)
+
+
+def without_experts(script: Script, data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Linear layers of gpt-oss that have adapters where unsloth gave its experts none; adds a note where no version is known."""
+    named, model = data.get("lora_target_modules"), str(data.get("model_name_or_path")).lower()
+    if not isinstance(named, list) or data.get("load_in_4bit") not in (True, 1) or re.search("gpt[-_]?oss", model) is None:
+        return {}
+    rest = [one for one in named if one not in PARTS["finetune_mlp_modules"]]
+    new = True if len(rest) == len(named) else newer(script.path, "unsloth", ADAPTS_EXPERTS)
+    notes += [EXPERTS] if new is None and script.said.setting("lora_target_modules") is None else []
+    return {"lora_target_modules": rest} if new is False else {}
+
+
 SCORES = re.compile(r"(?m)^[^#\n]{0,200}\bUNSLOTH_(COMPILE_DISABLE|RETURN_LOGITS)[\"']?\]?\s*[=,:]\s*[\"']?1\b")
 OWN_FORWARD = re.compile(
     r"llama-?[123]|codellama|tinyllama|mistral|qwen-?2(?!.*vl)|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1|2)|granite|r1-distill"
