@@ -23,6 +23,8 @@ SAYS = {
     "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
     "goes_on_or_new": "it goes on with adapters of a folder where these are there, else with new ones, which are priced; "
     "--set lora_r=N says the rank of those of the folder",
+    "use_logits_to_keep": "scores of prompts, which use_logits_to_keep leaves out, are priced: memory comes out too high where "
+    "these are long",
     "patched_before": "layer inputs are priced on the GPU, where unsloth keeps them since 2026.2; before, its from_pretrained has "
     "them sent to the host by itself and memory comes out too high: --set activation_offloading=true prices that",
     "trainable_token_indices": "rows of the embedding that are trained (trainable_token_indices) are not priced",
