@@ -114,7 +114,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
         steps = max(1, -(-16 // (micro * gpus)))
     targets, noted = _targets(given, old and tuner == "lora")
-    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")))
+    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")), *_of_prompts(given, mode, old))
     length = given.number("packing_length") if given.flag("packing") else None
     job = fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=_model(given, old),
@@ -162,6 +162,23 @@ def _require_modelled(given: Settings, mode: str) -> None:
         if given.get(name) is not None:
             without = {"tuner_backend": "peft", "target_regex": "null", "lora_target_regex": "null"}.get(name, "false")
             given.ask(Question(name=name, about=about, choices=(without,)))
+
+
+KEEPS = (3, 5)
+"""Version since which the scores of prompts are left out.  [swift/trainers/mixin.py: get_use_logits_to_keep]"""
+PROMPTS = (
+    "scores are priced for all tokens; since 3.5 ms-swift takes those of answers alone (use_logits_to_keep), or from the first "
+    "answer of a batch on, where the model can: memory comes out too high where prompts are long"
+)
+
+
+def _of_prompts(given: Settings, mode: str, old: bool) -> tuple[str, ...]:
+    """Note about scores of tokens that no loss is taken of; in pretraining there are none, and fused losses keep no scores."""
+    said, fused = given.get("use_logits_to_keep"), given.flag("use_liger_kernel") or given.flag("use_liger")
+    split = (given.number("sequence_parallel_size") or 1) > 1 or given.get("loss_scale") == "all"
+    new = not old and newer(given.path, "ms-swift", KEEPS) is not False
+    leaves = new and not split if said is None else said in (True, "true")
+    return (PROMPTS,) if leaves and mode in ("sft", "rlhf") and not fused else ()
 
 
 def _of_version_2(given: Settings) -> bool:

@@ -23,6 +23,10 @@ SAYS = {
     "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
     "goes_on_or_new": "it goes on with adapters of a folder where these are there, else with new ones, which are priced; "
     "--set lora_r=N says the rank of those of the folder",
+    "use_logits_to_keep": "scores of prompts, which use_logits_to_keep leaves out, are priced: memory comes out too high where "
+    "these are long",
+    "patched_before": "layer inputs are priced on the GPU, where unsloth keeps them since 2026.2; before, its from_pretrained has "
+    "them sent to the host by itself and memory comes out too high: --set activation_offloading=true prices that",
     "trainable_token_indices": "rows of the embedding that are trained (trainable_token_indices) are not priced",
 }  # fmt: skip
 """Argument -> what its plan leaves out."""
@@ -84,9 +88,17 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str) ->
         found.append(UNWRAPPED)
     if objective == "dpo" and adapters and given.flag("force_use_ref_model"):
         found.append("the whole reference model of force_use_ref_model is not priced beside adapters: memory comes out too low")
+    if given.get("goes_on") and objective == "dpo" and newer(given.path, "trl", REFERENCE_COPY) is not False:
+        found.append(COPIED)
     return tuple(found)
 
 
+REFERENCE_COPY = (0, 29)
+COPIED = (
+    "TRL since 0.29 holds a frozen copy of adapters that are loaded to be trained on, as the reference, which is not priced: "
+    "memory comes out too low by 4 bytes for each of their weights"
+)
+"""[trl/trainer/dpo_trainer.py: add_adapter("ref")]"""
 CHUNKS = (1, 7)
 """Version of TRL whose SFTTrainer takes its loss in pieces by itself.  [trl/trainer/sft_config.py: loss_type]"""
 BY_VERSION = (

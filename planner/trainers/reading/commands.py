@@ -54,6 +54,10 @@ class Launch:
     """Nodes that they ask for."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Files that the script writes before."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the script hands to what it starts."""
+    open_gpus: bool = False
+    """A variable that nobody here knows says how many processes a node has."""
     notes: tuple[str, ...] = ()
 
 
@@ -162,7 +166,7 @@ def _kept(script: Script) -> list[Command]:
 
 def _is_module(words: list[str], place: int) -> bool:
     """Whether -m names it, and it is no launcher."""
-    launcher = re.match(r"(torch\.distributed|accelerate|deepspeed|pip|torchrun)\b", words[place])
+    launcher = re.match(r"(torch\.distributed|accelerate|deepspeed|torchrun|pip|ensurepip|venv|virtualenv)\b", words[place])
     return place > 0 and words[place - 1] in ("-m", "--module") and launcher is None
 
 
@@ -186,6 +190,8 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said),
         num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
+        environment={one: script.variables.text(one) or text for one, text in script.exported.items()},
+        open_gpus=is_open(launcher.text("nproc_per_node") or ""),
         written=dict(script.documents), node_gpus=gpus_on_node(script.batch), nodes=_count(script.batch.get("nodes")),
     )  # fmt: skip
 
@@ -338,9 +344,13 @@ def _file_of(value: Any) -> str:
     return str(value[0]) if isinstance(value, list) and value else str(value)
 
 
+PLACES = ("USER", "LOGNAME", "HOME", "PWD", "TMPDIR", "SLURM_JOB_ID")
+"""Variables that name a place of the machine: what lies there is no settings of a training, unless its name says so."""
+
+
 def _require_named(path: Path, words: list[str], said: Given) -> None:
     """Asks for the file of settings that a variable names."""
-    for word in (one for one in words if is_open(one) and "=" not in one):
+    for word in (one for one in words if is_open(one) and "=" not in one and not {*roots(one)} <= {*PLACES}):
         name = next(iter(roots(word)), CONFIG_FILE)
         about = "the file of settings that its command names"
         ask(str(path), [Question(name=name, about=about, choices=tuple(said.choices.get(name, ())) or ("FILE",))])

@@ -41,6 +41,7 @@ from planner.trainers.reading.training_scripts import (
     require_language_model,
     require_ours,
 )
+from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
@@ -97,7 +98,9 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
-    given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
+    lean = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
+    replaced = of_parser(code) if code is not None and lean else {}
+    given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
 
 

@@ -10,8 +10,7 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
-from planner.trainers.reading.script_parts import OWN_FORWARD
-from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.shell.text import gap
 
 SIZES = re.compile(
     "num_hidden_layers|hidden_size|intermediate_size|moe_intermediate_size|num_attention_heads|num_key_value_heads|head_dim"
@@ -44,14 +43,6 @@ def of_all_branches(script: Running, trainers: Sequence[str], loads: Callable[[a
     every = [one for one in Script.calls(script, "from_pretrained") if loads(one) and script.home_of(one) in home]
     words = [{name: value for name, value in script.keywords(one).items() if "model" not in name} for one in every]
     return every[:1] if len(every) > 1 and all(one == words[0] for one in words) else []
-
-
-def unsloth_kernel(words: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The slow kernel of attention where unsloth takes it: with models whose attention it has not written itself.
-    [unsloth/models/llama.py, vision.py; unsloth_zoo/temporary_patches/gpt_oss.py]"""
-    name = str(model).lower()
-    asked = words.get("attn_implementation") == "eager" and not is_open(name)
-    return {} if not asked or OWN_FORWARD.search(name) or re.search("gpt[-_]?oss", name) else {"attn_implementation": "eager"}
 
 
 PARSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse_args", "parse_yaml_file", "parse_json_file", "parse_dict")

@@ -381,7 +381,7 @@ class Script:
             return (python_text.of_text(last, text, [self._value(one) for one in node.args]),)
         if last == "get" and owner is not None and 1 <= len(node.args) <= 2:
             held, key = self._value(owner), str(self._value(node.args[0]))
-            default = self._value(node.args[1]) if len(node.args) > 1 else None
+            default = gap(roots(key) or [UNNAMED]) if is_open(key) else self._value(node.args[1]) if len(node.args) > 1 else None
             if isinstance(held, FileSettings) or waits(held):
                 return (self._kept(held, key, default),)
             return (held.get(key, default),) if isinstance(held, dict) else None

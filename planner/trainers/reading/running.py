@@ -1,6 +1,7 @@
 """Python scripts under their conditions: calls that their options keep from running do not count. Nothing is executed."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -164,6 +165,8 @@ class Running(Script):
             if all(isinstance(one, int | float) for one in values):
                 return max(values) if node.func.id == "max" else min(values)
         made = self.functions.get(last_name(node.func))
+        if made is not None and (given := _filtered(made, node)) is not None:
+            return self._value(given)
         if made is not None and node.args and (read := python_text.read_of_environment(made)) is not None:
             variable = str(self._value(node.args[0]))
             held = self.said.setting(variable)
@@ -173,6 +176,22 @@ class Running(Script):
             return self._value(ast.Call(ast.Name(read), [ast.Constant(value)], [])) if plain else value
         found = super()._of_call(node)
         return self._given_back(made) if made is not None and found == gap([UNNAMED]) else found
+
+    def _of_dictcomp(self, node: ast.DictComp) -> Any:
+        """A mapping less some of its keys, which are those that a class does not know, or that hold nothing."""
+        held = self._value(inner) if (inner := _thinned(node)) is not None else None
+        return dict(held) if isinstance(held, dict) else gap([UNNAMED])
+
+    def _of_compare(self, node: ast.Compare) -> Any:
+        """The same, and "max_length" in inspect.signature(SFTConfig).parameters: as the newest version of the library has it."""
+        word, held = getattr(node.left, "value", None), node.comparators[0]
+        if isinstance(word, str) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            if isinstance(held, ast.Name):
+                made = self._names.get((id(self._home.get(id(node))), held.id)) or self._names.get((id(None), held.id)) or []
+                held = made[-1].value or held if made else held
+            if SIGNATURE.search(ast.unparse(held)[:400]):
+                return isinstance(node.ops[0], ast.In) is (word not in REMOVED)
+        return super()._of_compare(node)
 
     def _given_back(self, function: Function) -> Any:
         """What a function of the script gives, where one return of it is met and no other may be; found once, at its own cost."""
@@ -277,6 +296,31 @@ class WithModules(Running):
     def whole(self, tree: ast.Module) -> ast.Module:
         """Its own tree, and the definitions that it imports."""
         return with_modules(tree, self.path)
+
+
+_OF_LIBRARY = r"(SFTConfig|DPOConfig|(Seq2Seq)?TrainingArguments|(SFT|DPO|Seq2Seq)?Trainer)\b"
+SIGNATURE = re.compile(rf"\b(signature|fields)\((\w+\.)?{_OF_LIBRARY}|\b{_OF_LIBRARY}\.__dataclass_fields__")
+"""Where a script looks which arguments a class of transformers or TRL has."""
+REMOVED = ("max_seq_length", "evaluation_strategy", "tokenizer", "no_cuda", "dataset_batch_size")
+"""Those that newer versions have under other names, or not at all."""
+
+
+def _thinned(node: ast.DictComp) -> ast.expr | None:
+    """The mapping that {k: v for k, v in mapping.items() if ...} leaves some keys of; None = it makes something else."""
+    one, parts = node.generators[0], ast.unparse(node.generators[0].target).strip("()").split(", ")
+    plain = len(node.generators) == 1 and parts == [ast.unparse(node.key), ast.unparse(node.value)]
+    pairs = plain and isinstance(one.iter, ast.Call) and last_name(one.iter.func) == "items"
+    return getattr(one.iter.func, "value", None) if pairs and isinstance(one.iter, ast.Call) else None
+
+
+def _filtered(function: Function, call: ast.Call) -> ast.expr | None:
+    """The mapping that a call hands to a function which gives it back less some of its keys; None = it gives something else."""
+    returns = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
+    held = _thinned(returns[0]) if len(returns) == 1 and isinstance(returns[0], ast.DictComp) else None
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if not isinstance(held, ast.Name) or held.id not in names:
+        return None
+    return python_text.given_for(held.id, names.index(held.id), call)
 
 
 def _called_in(node: ast.expr) -> ast.expr:

@@ -10,7 +10,7 @@ from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name, option_names
 from planner.trainers.reading.running import Running
-from planner.trainers.reading.shell.text import gap, is_open, roots
+from planner.trainers.reading.shell.text import gap, is_open
 
 BATCH = "per_device_train_batch_size"
 LENGTHS = ("max_length", "max_seq_length")
@@ -205,22 +205,36 @@ OF_ADAPTERS = re.compile(r"(?!(AutoPeft|Peft)\w*)\w*(Lora|LoRA|Dora|DoRA|Adapter
 def without_config(script: Script, trainers: Sequence[ast.Call], unsloth: bool) -> dict[str, Any]:
     """Arguments of adapters whose configuration is not made here: another module makes it, or it lies beside weights that are
     loaded to go on with."""
-    ranks = {name: gap([name]) for name in ("lora_r", "lora_target_modules")}
-    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+    loaded = _loaded(script, "PeftModel", *WITH_BASE)
     first = min((one.lineno for one in trainers), default=0)
     loaded = [] if script.calls("merge_and_unload", "merge_adapter") else [one for one in loaded if one.lineno < first]
     trains = any(script.keywords(one).get("is_trainable") is True for one in loaded)
     if trains or (script.calls("get_peft_model") and not unsloth):
-        return {"use_peft": True, **ranks}
+        return {"use_peft": True, **OF_FOLDER}
     given = [script.keywords(one).get("peft_config") for one in trainers]
     given += [one for one in script.names_used() if OF_ADAPTERS.fullmatch(one) and script.calls(one)]
     return {"use_peft": gap(["use_peft"])} if loaded or any(one is not None for one in given) else {}
 
 
-def loaded_or_made(script: Script) -> dict[str, Any]:
-    """That adapters to go on with are loaded in one branch, and new ones made in another."""
-    loaded = [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"]
+def loaded_or_made(script: Script, made: ast.Call) -> dict[str, Any]:
+    """That adapters to go on with are loaded in one branch, and new ones ``made`` in another; what they are is asked where the
+    model is loaded with them. Beside new ones in the same branch they are merged.  [trl/trainer/dpo_trainer.py]"""
+    whole = [one for one in _loaded(script, *WITH_BASE) if script.keywords(one).get("is_trainable") is True]
+    if whole and isinstance(script, Running) and not script.settled(made, whole[0]):
+        return dict(OF_FOLDER)
+    loaded = _loaded(script, "PeftModel")
     return {"goes_on_or_new": True} if any(script.keywords(one).get("is_trainable") is True for one in loaded) else {}
+
+
+WITH_BASE = ("AutoPeftModelForCausalLM", "AutoPeftModel")
+"""Classes that load adapters and the model below them from the folder of the adapters."""
+OF_FOLDER: dict[str, Any] = {"goes_on": True, **{name: gap([name]) for name in ("lora_r", "lora_target_modules")}}
+"""Adapters whose configuration lies there."""
+
+
+def _loaded(script: Script, *names: str) -> list[ast.Call]:
+    """Calls that load adapters, by their classes."""
+    return [one for one in script.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) in names]
 
 
 def builds_a_model(script: Script) -> bool:
@@ -281,65 +295,8 @@ def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, 
     }  # fmt: skip
 
 
-def unsloth_checkpointing(said: Given, word: Any) -> dict[str, Any]:
-    """use_gradient_checkpointing of unsloth's get_peft_model as arguments; one that is open stays so, asked by what decides it."""
-    name = "gradient_checkpointing"
-    if isinstance(word, str) and is_open(word):
-        if set(roots(word)) <= {name, f"use_{name}"}:
-            said.choices.setdefault(name, ["unsloth", "true", "false"])
-            word = gap([name])
-        text = said.setting(name)
-        if text is None:
-            return dict.fromkeys((name, "activation_offloading"), word)
-        word = value_of(text)
-    return {name: word not in (False, None, "False"), "activation_offloading": word == "unsloth"}
-
-
-def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
-    """The length of unsloth, which cuts at the max_seq_length of the model, or of its arguments where that is less, whatever
-    max_length they say.  [unsloth, models/rl.py]"""
-    said, own = data.get("max_length"), data.get("max_seq_length")
-    if not isinstance(loaded, int):
-        return {"max_seq_length": None} if own == said else {}
-    if isinstance(said, int) and said != loaded:
-        notes.append(f"unsloth cuts at the max_seq_length of its model, {loaded}, and not at max_length {said}")
-    return {"max_seq_length": None, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
-
-
-PARTS = {
-    "finetune_attention_modules": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "finetune_mlp_modules": ("gate_proj", "up_proj", "down_proj"),
-}
-"""Switches of unsloth and the linear layers that they are for."""
-
-
-def unsloth_targets(targets: Any, words: Mapping[str, Any]) -> Any:
-    """Linear layers with adapters under the switches of unsloth's models with images.  [unsloth, models/vision.py]"""
-    without = [layer for name, layers in PARTS.items() if words.get(name) is False for layer in layers]
-    if not without or not (targets in (None, "all-linear") or isinstance(targets, list)):
-        return targets
-    every = targets if isinstance(targets, list) else [layer for layers in PARTS.values() for layer in layers]
-    return [one for one in every if one not in without]
-
-
 def lists_all_linear(script: Script, node: ast.expr) -> bool:
     """Whether targets are what a function gives that lists all linear layers, by its name, or a variable that holds them."""
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
     held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
     return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))
-
-
-SCORES = re.compile(r"(?m)^[^#\n]{0,200}\bUNSLOTH_(COMPILE_DISABLE|RETURN_LOGITS)[\"']?\]?\s*[=,:]\s*[\"']?1\b")
-OWN_FORWARD = re.compile(
-    r"llama-?[123]|codellama|tinyllama|mistral|qwen-?2(?!.*vl)|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1|2)|granite|r1-distill"
-)
-"""Models whose step unsloth has written itself; for all others it rewrites that of transformers.  [models/loader.py]"""
-
-
-def scores_of_unsloth(texts: Sequence[str], model: Any) -> list[str]:
-    """Note about variables of unsloth that keep the scores of all tokens, which its loss takes in pieces: it then installs nothing
-    that it has rewritten.  [unsloth_zoo/compiler.py: unsloth_compile_transformers, full_disable]"""
-    said = {one[1] for text in texts for one in SCORES.finditer(text)}
-    said -= {"COMPILE_DISABLE"} if OWN_FORWARD.search(str(model).lower()) else set()
-    what = "keeps the scores of all tokens, which are priced in pieces: memory comes out too low by about 10 bytes for each of them"
-    return [f"UNSLOTH_{name} {what}" for name in sorted(said)[-1:]]

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers
+from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import loading
 from planner.trainers.reading.modules import takes_settings
-from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of, unsloth_kernel
+from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running, WithModules
@@ -35,9 +35,6 @@ from planner.trainers.reading.script_parts import (
     several_trainings,
     switched_on,
     turned,
-    unsloth_checkpointing,
-    unsloth_length,
-    unsloth_targets,
     without_config,
 )
 from planner.trainers.reading.settings import Settings
@@ -117,7 +114,9 @@ def settings_of(
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     _require_adapters(path, said, data)
     if unsloth:
-        data |= unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
+        data = {**unsloth_parts.replaced(script, kinds, not (configs or elsewhere) and "Trainer" not in kinds), **data}
+        data |= unsloth_parts.without_experts(script, data, notes)
+        data |= unsloth_parts.unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
     kind = "unsloth" if unsloth else _kind(kinds, data)
     settings = Settings(path, said.filled(data), said=said)
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
@@ -314,7 +313,7 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     name = words.get("model_name", words.get("pretrained_model_name_or_path"))
     if name is None and call.args:
         name = script.value(call.args[0])
-    found: dict[str, Any] = {"model_name_or_path": name, **(unsloth_kernel(words, name) if unsloth else {})}
+    found: dict[str, Any] = {"model_name_or_path": name, **(unsloth_parts.unsloth_kernel(words, name) if unsloth else {})}
     dtype = words.get("dtype", words.get("torch_dtype"))
     if unsloth:
         eight = words.get("load_in_8bit", False)
@@ -385,7 +384,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     if any(one.arg == "target_modules" and lists_all_linear(script, one.value) for one in calls[0].keywords):
         targets = "all-linear"
     if unsloth:
-        targets = unsloth_targets(targets, words)
+        targets = unsloth_parts.unsloth_targets(targets, words)
         found |= {name: words[name] for name in ("qat_scheme",) if words.get(name)}
     found["lora_target_modules"] = targets or ("all-linear" if unsloth else ["q_proj", "v_proj"])  # of PEFT, mostly
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
@@ -396,5 +395,6 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
         if made and isinstance(script, Running) and not script.settled(calls[0], made[0]):  # or the branch of PEFT runs
             checkpointing = gap(["gradient_checkpointing"])
-        found |= unsloth_checkpointing(script.said, checkpointing)
-    return found | loaded_or_made(script)
+        lean = [one for one in script.calls("from_pretrained") if _owner(one) in UNSLOTH]
+        found |= unsloth_parts.unsloth_checkpointing(script.said, unsloth_parts.stays_patched(script, lean, checkpointing))
+    return found | loaded_or_made(script, calls[0])

@@ -10,7 +10,6 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
-from planner.trainers.reading.script_parts import scores_of_unsloth
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import (
@@ -24,6 +23,7 @@ from planner.trainers.reading.training_arguments import (
     says_both,
 )
 from planner.trainers.reading.training_scripts import settings_of
+from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 
 TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning|epochs?|deepspeed|bf16|fp16|output|steps)(_|$)")
@@ -49,14 +49,16 @@ def read(path: Path, said: Given) -> Reading:
     program = program_file(path, found.program)
     lean = program is not None and UNSLOTH_MODEL.search(read_text(program)) is not None
     if program is not None and lean and PARSED.match(read_text(program)) is None:  # its options are its own
-        own, kind, notes = settings_of(program, said, settings.data)
-        gpus = said.num_gpus or found.num_gpus or (1 if (found.visible or 1) == 1 else None)
+        own, kind, notes = settings_of(program, said, {**_seen(program, found), **settings.data})
+        asked = (found.node_gpus or 0) * (found.nodes or 1) or None  # of the batch system
+        alone = asked if found.open_gpus else 1 if (found.visible or 1) == 1 else None
+        gpus = said.num_gpus or found.num_gpus or alone
         texts = [read_text(path), read_text(program)] if kind == "unsloth" else []
         notes = (*notes, *scores_of_unsloth(texts, own.label(*MODELS)))
         return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
     bare = program is not None and not found.settings and not found.words
     if program is not None and bare and BUILT.search(read_text(program)):  # its values are its own
-        own, kind, notes = settings_of(program, said)
+        own, kind, notes = settings_of(program, said, _seen(program, found))
         gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" or own.one_gpu else None)
         return parse(own, HABITS[kind], gpus, found.sharding, found.program, (*found.notes, *notes))
     take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
@@ -68,6 +70,15 @@ def read(path: Path, said: Given) -> Reading:
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     return parse(settings, UNSLOTH if lean else TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
+
+
+_NAMED = re.compile(r"[\"']([A-Z][A-Z0-9_]{1,60})[\"']")
+"""How a program names a variable of its environment, whatever it reads it with."""
+
+
+def _seen(program: Path, found: Launch) -> dict[str, str]:
+    """Variables that a program reads and its command's script hands to it."""
+    return {one: found.environment[one] for one in _NAMED.findall(read_text(program)) if one in found.environment}
 
 
 def _require_known_words(path: Path, file: Path | None, found: Launch) -> None:

@@ -36,6 +36,8 @@ class Script:
     """Values that it compares an unknown variable with."""
     missing: list[str] = field(default_factory=list)
     """Scripts that it reads and that are not there."""
+    exported: dict[str, str] = field(default_factory=dict)
+    """Variables that the programs which it starts see, as they were when it last said so."""
     batch: dict[str, str] = field(default_factory=dict)
     """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
 

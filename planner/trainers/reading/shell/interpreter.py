@@ -42,7 +42,7 @@ from planner.trainers.reading.shell.starting import (
 )  # fmt: skip
 from planner.trainers.reading.shell.text import CLOSE, cleaned, gap, is_open, quoted_words, roots, started_inside
 from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
-from planner.trainers.reading.shell.written import of_arms, record
+from planner.trainers.reading.shell.written import hand_on, of_arms, record
 from planner.trainers.reading.values import read_text
 
 MOST_STEPS = 20_000
@@ -260,8 +260,7 @@ class _Follower:
             refer(node.words, name, self.variables)
             self.nested(started_inside(raw))
         given, words = without_env([one for raw in node.words for one in expanded(raw, self.variables)])
-        for name, value in given.items():
-            self.variables.put(name, value)
+        hand_on(given, words, self.script)
         record(node, words, self.script, self.directory)
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return

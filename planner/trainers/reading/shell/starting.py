@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from planner import library
@@ -155,6 +156,21 @@ def without_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
         elif not word.startswith("-"):
             return found, [word, *rest]
     return found, []
+
+
+def in_container(given: Mapping[str, str], words: Sequence[str]) -> dict[str, str]:
+    """Variables that a command sets in the container that it starts: SINGULARITYENV_NAME of its own environment, docker run -e
+    NAME=value, apptainer exec --env NAME=value,NAME=value."""
+    found = {name.partition("ENV_")[2]: value for name, value in given.items() if re.match(r"(SINGULARITY|APPTAINER)ENV_\w", name)}
+    if not any(one.rpartition("/")[2] in CONTAINERS for one in words[:8]):
+        return found
+    pairs = [after for one, after in pairwise(words) if one in ("-e", "--env")]
+    pairs += [one.removeprefix("--env=") for one in words if one.startswith("--env=")]
+    texts = [text for one in pairs for text in re.split(r",(?=\w+=)", one) if re.match(r"\w+=", text)]
+    return found | {name: value for name, _, value in (one.partition("=") for one in texts)}
+
+
+CONTAINERS = ("docker", "podman", "nerdctl", "singularity", "apptainer")
 
 
 def place_of_written(words: list[str], written: Mapping[str, str]) -> tuple[int, int]:

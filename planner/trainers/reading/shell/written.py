@@ -2,14 +2,14 @@
 here."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.shell.built_in import Script
 from planner.trainers.reading.shell.expansion import Variables, document, joined
-from planner.trainers.reading.shell.starting import script_near
+from planner.trainers.reading.shell.starting import in_container, script_near
 from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.shell.tree import Simple
 from planner.trainers.reading.values import read_text
@@ -24,6 +24,10 @@ _PLAIN = re.compile(r"\^?([\w\s:\"'=,/${}-]|\.\*?|\s\*)*\$?")
 def record(node: Simple, words: Sequence[str], script: Script, directory: Path | None) -> None:
     """Keeps what a command writes, each text in full: one that is appended to is there as a whole."""
     variables = script.variables
+    if words and words[0] not in ("declare", "local", "readonly", "typeset"):  # export A=b, A=b program
+        names = [*(one[0] for one in node.assignments), *(one.partition("=")[0] for one in words[1:] if words[0] == "export")]
+        given = {one: text for one in names if (text := variables.text(one)) is not None}
+        script.exported |= {**given, **in_container(given, ())}
     target, adds = joined(node.target, variables), node.appends
     name, rest = (words[0], list(words[1:])) if words else ("", [])
     files = [one for one in rest if one and not one.startswith("-")]
@@ -46,6 +50,13 @@ def record(node: Simple, words: Sequence[str], script: Script, directory: Path |
         there = _contents(script, directory, files[-1])
         edited = _edited(there, files[:-1]) if name == "sed" and there is not None else None
         script.documents += [] if there is None else [(files[-1] if inner else target, gap([]) if edited is None else edited)]
+
+
+def hand_on(given: Mapping[str, str], words: Sequence[str], script: Script) -> None:
+    """Puts what ``env`` gives a command, and what a container is given."""
+    for name, value in {**given, **in_container(given, words)}.items():
+        script.variables.put(name, value)
+        script.exported[name] = script.variables.text(name) or ""
 
 
 def of_arms(found: Iterable[Sequence[tuple[str, str]]], names: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,0 +1,151 @@
+"""Programs that train with unsloth: what it puts in the place of what transformers, TRL and PEFT do by themselves."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.shell.text import gap, is_open, roots
+from planner.trainers.reading.versions import newer
+
+REPLACED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_8bit"}
+"""Defaults of the configurations of TRL's trainers, once unsloth is imported.  [unsloth, models/rl.py: replacements]"""
+REPLACES = (2025, 2)
+"""Version of unsloth since which it does so."""
+OF_TRL = ("SFTConfig", "DPOConfig", "UnslothTrainingArguments")
+UNPATCHES = (2026, 2)
+"""Version of unsloth since which get_peft_model takes back what from_pretrained has put into torch's checkpointing."""
+
+
+def replaced(script: Script, kinds: set[str], trains: bool) -> dict[str, Any]:
+    """Defaults of a trainer's configuration under unsloth, by the classes that it is; without one a trainer of TRL makes it
+    itself, which ``trains`` says. Not of transformers' arguments, nor of a class that is taken from TRL before unsloth is there."""
+    named = [one for one in OF_TRL if one in kinds]
+    if not (named or trains) or newer(script.path, "unsloth", REPLACES) is False:
+        return {}
+    early = [one.lineno for one in _imports(script.tree, inner=False) if getattr(one, "module", None) == "trl"
+             and any(name.name in named for name in one.names)]  # fmt: skip
+    lean = [one.lineno for one in _imports(script.tree, inner=True) if _of_unsloth(one)]
+    return {} if early and lean and early[0] < min(lean) else dict(REPLACED)
+
+
+def of_parser(script: Script) -> dict[str, Any]:
+    """The same of a program whose configuration is one of TRL's, made from its command line."""
+    return replaced(script, {*OF_TRL} & {*script.names_used()}, trains=False)
+
+
+def _imports(tree: ast.AST, inner: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports of a script; with or without those in its functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif inner or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _imports(node, inner)
+
+
+def _of_unsloth(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+    return any(one.partition(".")[0] == "unsloth" for one in names)
+
+
+def stays_patched(script: Script, loads: Sequence[ast.Call], word: Any) -> Any:
+    """use_gradient_checkpointing of get_peft_model as it counts: True sent layer inputs to the host as "unsloth" does, before
+    2026.2, where from_pretrained has its default, "unsloth".  [unsloth, models/loader.py, llama.py; _utils.py:
+    apply_unsloth_gradient_checkpointing]"""
+    loaded = [script.keywords(one).get("use_gradient_checkpointing", "unsloth") for one in loads[:1]]
+    if word not in (True, "True") or loaded != ["unsloth"]:
+        return word
+    new = newer(script.path, "unsloth", UNPATCHES)
+    return "unsloth" if new is False else word if new else PATCHED
+
+
+PATCHED = "patched before"
+"""Such a True of which no version is known."""
+
+
+def unsloth_kernel(words: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """The slow kernel of attention where unsloth takes it: with models whose attention it has not written itself.
+    [unsloth/models/llama.py, vision.py; unsloth_zoo/temporary_patches/gpt_oss.py]"""
+    name = str(model).lower()
+    asked = words.get("attn_implementation") == "eager" and not is_open(name)
+    return {} if not asked or OWN_FORWARD.search(name) or re.search("gpt[-_]?oss", name) else {"attn_implementation": "eager"}
+
+
+def unsloth_checkpointing(said: Given, word: Any) -> dict[str, Any]:
+    """use_gradient_checkpointing of unsloth's get_peft_model as arguments; one that is open stays so, asked by what decides it."""
+    name = "gradient_checkpointing"
+    if isinstance(word, str) and is_open(word):
+        if set(roots(word)) <= {name, f"use_{name}"}:
+            said.choices.setdefault(name, ["unsloth", "true", "false"])
+            word = gap([name])
+        text = said.setting(name)
+        if text is None:
+            return dict.fromkeys((name, "activation_offloading"), word)
+        word = value_of(text)
+    known = {name: word not in (False, None, "False"), "activation_offloading": word == "unsloth"}
+    return {**known, "patched_before": True} if word == PATCHED and said.setting("activation_offloading") is None else known
+
+
+def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
+    """The length of unsloth, which cuts at the max_seq_length of the model, or of its arguments where that is less, whatever
+    max_length they say.  [unsloth, models/rl.py]"""
+    said, own = data.get("max_length"), data.get("max_seq_length")
+    if not isinstance(loaded, int):
+        return {"max_seq_length": None} if own == said else {}
+    if isinstance(said, int) and said != loaded:
+        notes.append(f"unsloth cuts at the max_seq_length of its model, {loaded}, and not at max_length {said}")
+    return {"max_seq_length": None, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
+
+
+PARTS = {
+    "finetune_attention_modules": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "finetune_mlp_modules": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Switches of unsloth and the linear layers that they are for."""
+
+
+def unsloth_targets(targets: Any, words: Mapping[str, Any]) -> Any:
+    """Linear layers with adapters under the switches of unsloth's models with images.  [unsloth, models/vision.py]"""
+    without = [layer for name, layers in PARTS.items() if words.get(name) is False for layer in layers]
+    if not without or not (targets in (None, "all-linear") or isinstance(targets, list)):
+        return targets
+    every = targets if isinstance(targets, list) else [layer for layers in PARTS.values() for layer in layers]
+    return [one for one in every if one not in without]
+
+
+ADAPTS_EXPERTS = (2026, 7, 2)
+"""Version of unsloth since which adapters on gate_proj, up_proj and down_proj are those of gpt-oss's experts in 4 bits too.
+[models/_utils.py: get_moe_target_modules]"""
+EXPERTS = (
+    "adapters are priced on the experts of gpt-oss too, as unsloth makes them since 2026.7; before, gate_proj, up_proj and "
+    "down_proj name none of them and memory comes out too high: --set lora_target_modules=q_proj,k_proj,v_proj,o_proj prices that"
+)
+
+
+def without_experts(script: Script, data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Linear layers of gpt-oss that have adapters where unsloth gave its experts none; adds a note where no version is known."""
+    named, model = data.get("lora_target_modules"), str(data.get("model_name_or_path")).lower()
+    if not isinstance(named, list) or data.get("load_in_4bit") not in (True, 1) or re.search("gpt[-_]?oss", model) is None:
+        return {}
+    rest = [one for one in named if one not in PARTS["finetune_mlp_modules"]]
+    new = True if len(rest) == len(named) else newer(script.path, "unsloth", ADAPTS_EXPERTS)
+    notes += [EXPERTS] if new is None and script.said.setting("lora_target_modules") is None else []
+    return {"lora_target_modules": rest} if new is False else {}
+
+
+SCORES = re.compile(r"(?m)^[^#\n]{0,200}\bUNSLOTH_(COMPILE_DISABLE|RETURN_LOGITS)[\"']?\]?\s*[=,:]\s*[\"']?1\b")
+OWN_FORWARD = re.compile(
+    r"llama-?[123]|codellama|tinyllama|mistral|qwen-?2(?!.*vl)|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1|2)|granite|r1-distill"
+)
+"""Models whose step unsloth has written itself; for all others it rewrites that of transformers.  [models/loader.py]"""
+
+
+def scores_of_unsloth(texts: Sequence[str], model: Any) -> list[str]:
+    """Note about variables of unsloth that keep the scores of all tokens, which its loss takes in pieces: it then installs nothing
+    that it has rewritten.  [unsloth_zoo/compiler.py: unsloth_compile_transformers, full_disable]"""
+    said = {one[1] for text in texts for one in SCORES.finditer(text)}
+    said -= {"COMPILE_DISABLE"} if OWN_FORWARD.search(str(model).lower()) else set()
+    what = "keeps the scores of all tokens, which are priced in pieces: memory comes out too low by about 10 bytes for each of them"
+    return [f"UNSLOTH_{name} {what}" for name in sorted(said)[-1:]]
