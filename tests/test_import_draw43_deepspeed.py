@@ -47,6 +47,10 @@ def test_the_pipeline_engine_drops_experts_unless_its_layers_get_them(tmp_path: 
         assert len(said) == (not built)
         assert built or (found.trainer == "megatron-deepspeed" and found.fields.get("ep", 1) == 1)
     _with_pipe(tmp_path, "")
+    (tmp_path / "pretrain_gpt.py").write_text("model = GPTModel(config)\n")
+    assert _read(tmp_path, f"--fp16 {EXPERTS}").fields["ep"] == 4  # a program without the pipeline's model
+    (tmp_path / "pretrain_gpt.py").write_text("model = GPTModelPipe(config)\n")
+    assert not _read(tmp_path, f"--fp16 {EXPERTS}").model.is_moe
     assert _read(tmp_path, f"--fp16 --no-pipeline-parallel {EXPERTS}").fields["ep"] == 4
     for words in (("--nproc_per_node 8", "--nproc_per_node 1"), ("--no-pipeline-parallel", "")):
         (tmp_path / "run.sh").write_text((tmp_path / "run.sh").read_text().replace(*words))

@@ -100,8 +100,11 @@ def _in_dense_pipeline(found: Arguments) -> bool:
     if found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1:
         return False
     ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
-    folder = Path(found.program.rpartition(CLOSE)[2].lstrip("/")).parent
-    places = (folder / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
+    program = Path(found.program.rpartition(CLOSE)[2].lstrip("/"))
+    started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
+    if started is not None and "Pipe(" not in read_text(started):  # a fork's own, without such layers
+        return False
+    places = (program.parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
     file = next((one for place in places if (one := beside(Path(found.where), str(place), (".py",)))), None)
     built = PIPE.findall(read_text(file)) if file is not None else []
     return not ulysses and not any("num_experts" in one for one in built)
