@@ -74,8 +74,8 @@ def test_layers_since_2023_keep_what_they_repeat_and_copy() -> None:
     work = job("gpt", "megatron-deepspeed").workload
     work = work.replace(model=dataclasses.replace(work.model, num_heads=16, num_kv_heads=4, gated=True, activation="silu"))
 
-    def kept(version: str, **layout: int) -> float:
-        trainer = load_trainer(f"megatron-deepspeed+attention_kernel=fa2+deepspeed_layers={version}")
+    def kept(version: str, kernel: str = "fa2", **layout: int) -> float:
+        trainer = load_trainer(f"megatron-deepspeed+attention_kernel={kernel}+deepspeed_layers={version}")
         shard = Shard(workload=work, trainer=trainer, layout=Layout(**layout), ep_stride=1.0)
         return float(sum(np.max(one.saved) + np.max(one.kept) for one in layers.layer(shard, moe=False)[0]))
 
@@ -85,6 +85,8 @@ def test_layers_since_2023_keep_what_they_repeat_and_copy() -> None:
         more = 2.0 * (12 * 2 * model.head_dim + (micro > 1) * 16 * model.head_dim + model.ffn_size) / tp
         found = kept("2023", micro_batch_size=micro, tp=tp) - kept("2022", micro_batch_size=micro, tp=tp)
         assert found == pytest.approx(tokens * more)
+    found = kept("2023", "unfused", micro_batch_size=2) - kept("2022", "unfused", micro_batch_size=2)
+    assert found == pytest.approx(2.0 * 2 * work.sequence_length * (12 * 2 * model.head_dim + model.ffn_size))
 
 
 def test_words_since_2023_take_its_layers_and_sequence_parallelism(tmp_path: Path) -> None:

@@ -31,20 +31,22 @@ class Terms(OwnTerms):
     """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
     one after the other, and each change of stream costs."""
     repeats_key_values: bool = False
-    """Keys and values are repeated for all query heads before flash attention, and its output is copied where a microbatch has
-    several sequences."""
+    """Keys and values are repeated for all query heads before attention, and the output of flash attention is copied where a
+    microbatch has several sequences."""
 
     def layer(
         self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
     ) -> tuple[list[Operator], list[Collective]]:
         """T (e (a - k) (d_k + d_v) + e O) / t more bytes are kept: a heads, k those of keys, O the output's width. Both copies are
         written once and read once, each way.  [megatron/model/transformer.py, repeat_kv; rearrange(...).contiguous()]"""
-        model, at = shard.model, next((i for i, one in enumerate(operators) if one.name == "core_attention"), -1)
-        if part != "layer" or not self.repeats_key_values or at < 0 or shard.trainer.kernels.attention != "flash":
+        model, first = shard.model, ("core_attention", "scores")
+        at = next((i for i, one in enumerate(operators) if one.name in first), -1)
+        if part != "layer" or not self.repeats_key_values or at < 0:
             return operators, collectives
         heads = np.maximum(model.num_heads / shard.tp - shard.kv_heads, 0.0)
         width = heads * (model.key_size + model.value_size) / model.num_kv_heads
-        output = model.attention_output_size / shard.tp * (np.asarray(shard.layout.micro_batch_size) > 1)
+        twice = (shard.trainer.kernels.attention == "flash") & (np.asarray(shard.layout.micro_batch_size) > 1)
+        output = model.attention_output_size / shard.tp * twice
         size = shard.tokens * shard.element * (width + output)
         copies = MemoryBound(name="repeated_heads", kind="elementwise", forward=2 * size, backward=2 * size, kept=size)
         return [*operators[:at], copies, *operators[at:]], collectives
