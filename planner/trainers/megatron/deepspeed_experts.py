@@ -100,7 +100,8 @@ def _in_dense_pipeline(found: Arguments) -> bool:
     if found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1:
         return False
     ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
-    program = Path(found.program.rpartition(CLOSE)[2].lstrip("/"))
+    behind = found.program.rpartition(CLOSE)[2]
+    program = Path(f"/{behind.lstrip('/')}" if CLOSE in found.program else behind)  # of a folder that is not known, by its end
     started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
     if started is not None and "Pipe(" not in read_text(started):  # a fork's own, without such layers
         return False

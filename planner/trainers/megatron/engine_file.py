@@ -31,7 +31,8 @@ def edited(script: Script, directory: Path | None, notes: list[str]) -> list[str
     for words in script.edits:
         edits |= {one[2]: one[3] for word in words if (one := _SUBSTITUTED.fullmatch(word))}
         templates += [word for word in words if word.endswith(JSON)]
-    files = [beside((directory or Path()) / "script", one) for one in templates]
+    ends = ["/" + one.rpartition(CLOSE)[2].lstrip("/") if CLOSE in one else one for one in templates]  # by its end alone
+    files = [beside((directory or Path()) / "script", one) for one in ends]
     if edits and not any(files):
         if templates and any(name.endswith("STAGE") for name in edits):
             named = shown(shown_text(templates[-1].rpartition("/")[2]))
@@ -92,7 +93,8 @@ def _over(found: Arguments, given: Given, data: dict[str, Any]) -> None:
     found.engine = {name: value for name, value in says.fields.items() if name != "zero"}
     found.notes += says.notes
     off = ("false", "0", "none", "null")
-    decides = [one for one in says.unread if DECIDES.fullmatch(one.partition(" = ")[0].lower())]
+    unread = [one.removeprefix("deepspeed_config: ") for one in says.unread]
+    decides = [one for one in unread if DECIDES.fullmatch(one.partition(" = ")[0].lower())]
     decides = [one for one in decides if one.partition(" = ")[2].strip("'").lower() not in off]
     if decides:
         short = "; sequences are short at first, and the plan is of the full length" if "curriculum" in " ".join(decides) else ""
