@@ -39,6 +39,7 @@ def matters(option: str, workload: Workload, num_gpus: int) -> bool:
         "experts": workload.model.is_moe, "adapters": workload.lora_rank > 0, "tensor": num_gpus > 1,
         "bits": workload.lora_rank > 0 and frozen_element(workload) < workload.element,
         "fp8": workload.precision in LOW_PRECISIONS, "mxfp8": workload.precision == "mxfp8",
+        "main_gradients": workload.precision != "fp16",
     }  # fmt: skip
     return all(given[need] for need in table()[option].needs)
 
@@ -122,7 +123,7 @@ def assumed_options(job: Job, said: Collection[str], recipe: Recipe) -> list[Ass
             why = f"published recipe of {whose} for {job.model.name} on {job.cluster.hardware.name}"
         else:
             why = f"{whose}'s default: {table()[option].what}"
-        if {*table()[option].needs} - {"tensor"} or option in recipe.options:
+        if {*table()[option].needs} - {"tensor", "main_gradients"} or option in recipe.options:
             other = next((value for value in choices.options[option] if value != now), now)
             found.append(Assumption(option.replace("_", " "), now, why, f"--option {option}={other}"))
         else:

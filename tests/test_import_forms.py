@@ -186,7 +186,8 @@ def test_mlperf_of_5_1_says_degrees_in_short_names(tmp_path: Path) -> None:
         ("--use-torch-fsdp2", "--use-torch-fsdp2 changes what states take on a GPU, which is not priced"),
         ("--num-distributed-optimizer-instances 2", "--set num_distributed_optimizer_instances=1 imports the job without it"),
         ("--hybrid-layer-pattern MEM*", "is an architecture that its sizes do not tell"),
-        ("--num-experts 64 --deepspeed --mlp-type residual", "--mlp-type decides memory or degrees and is not priced"),
+        ("--num-experts 64 --deepspeed --no-pipeline-parallel --mlp-type residual",
+         "--mlp-type decides memory or degrees and is not priced"),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy all", "data_parallel_sharding_strategy is 'all'"),
     ],
 )

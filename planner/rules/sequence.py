@@ -82,9 +82,8 @@ def _sequence_parallel(job: Job, x: Any) -> Iterator[Any]:
     use, split, many = job.legal.sequence_parallel, x.sequence_parallel, x.tp > 1
     holds = {"never": split == 0, "always": split == many, "optional": (split == 0) | many, "usual": (split == 0) | many}[use]
     yield holds
-    yield (
-        f"sequence_parallel {bool(split)} with tp {x.tp}: trainer {job.trainer.name} uses it {use}, and only with tp > 1"
-    )
+    habit = {"never": "has none", "always": "uses it always, but only with tp > 1"}.get(use, "uses it only with tp > 1")
+    yield f"sequence_parallel {bool(split)} with tp {x.tp}: trainer {job.trainer.name} {habit}"
 
 
 SEQUENCE = (_context_parallel, _context_parallel_kernels, _low_precision, _sequence, _sequence_parallel)

@@ -5,12 +5,15 @@
 
 import math
 import re
+from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.trainer import load_trainer
 from planner.trainers.megatron.arguments import RENAMED, Arguments, known_arguments
+from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import is_open
-from planner.trainers.reading.values import not_priced
+from planner.trainers.reading.shell.text import CLOSE
+from planner.trainers.reading.values import not_priced, read_text
 
 EVERY = 2
 """--expert-interval by default: every second layer has experts."""
@@ -25,6 +28,9 @@ OF_EXPERTS = ("mlp_type", "disable_moe_token_dropping", "moe_token_dropping", "u
 """How experts run."""
 OWN_WORDS = re.compile(r".*(expert|moe|(^|_)(ep|edp)(_|$)|pft|gating|router).*")
 """Arguments of forks that say how experts run."""
+PIPE = re.compile(r"LayerSpec\(\s*ParallelTransformerLayerPipe\b((?:(?!LayerSpec\().){0,2000})", re.DOTALL)
+"""What the pipeline engine builds a layer from.  [megatron/model/gpt_model.py, GPTModelPipe]"""
+OF_EXPERTS_ALONE = ("num_experts", "expert_model_parallel_size", "moe_expert_parallel_size", "moe_router_topk", "topk")
 
 
 def is_deepspeed(found: Arguments) -> bool:
@@ -35,6 +41,8 @@ def is_deepspeed(found: Arguments) -> bool:
 def take(found: Arguments) -> None:
     """Says DeepSpeed's experts in Megatron's words, ``found.dense_masks`` being their capacity factor. Raises PlannerError for
     those that are not priced."""
+    if _switch(found):
+        return
     given = found.get("num_experts")
     listed = [str(one) for one in given] if isinstance(given, list) else [str(given)]
     if not is_deepspeed(found) or any(is_open(one) for one in listed):
@@ -45,6 +53,9 @@ def take(found: Arguments) -> None:
     if given is None or all(one in ("0", "1") for one in listed):
         for one in (*QUIET, *OF_EXPERTS):  # say nothing of dense layers
             found.pop(one, None)
+        return
+    if _in_dense_pipeline(found):
+        _drop(found)
         return
     if len(set(listed)) > 1:
         raise PlannerError(f"{found.where}: --num-experts is {' '.join(listed)[:80]}; a plan knows the same number in all")
@@ -59,6 +70,60 @@ def take(found: Arguments) -> None:
         found.pop(one, None)
     found.notes.append(
         "experts: DeepSpeed's own layer, whose dense masks take memory and time; since August 2026 (#8195) it gathers by index"
+    )
+
+
+def _switch(found: Arguments) -> bool:
+    """Says Megatron's SwitchMLP in its later words: so many whole MLPs in every layer of every rank, which go before --num-experts.
+    False without it.
+    [megatron/model/transformer.py, SwitchMLP; ParallelTransformerLayer]"""
+    given = found.get("num_experts_switch")
+    if given in (None, False) or is_open(str(given)):
+        return False
+    count = found.number("num_experts_switch", 1, least=1)
+    top_k = found.get("topk") or found.get("moe_router_topk") or "1"
+    for one in ("num_experts_switch", *OF_EXPERTS_ALONE, *QUIET, *OF_EXPERTS):
+        found.pop(one, None)
+    if count == 1:
+        return True
+    found |= {"num_experts": str(count), "moe_router_topk": top_k, "moe_layer_freq": "1", "expert_model_parallel_size": "1"}
+    found.notes.append(
+        f"--num-experts-switch: {count} whole MLPs in every layer and on every rank, {top_k} for a token, without a balancing "
+        "loss; priced as Megatron's experts gathered by index"
+    )
+    return True
+
+
+def _in_dense_pipeline(found: Arguments) -> bool:
+    """Whether DeepSpeed's pipeline engine trains, whose layers get no number of experts unless the code around the script hands it
+    on. It does not run with ZeRO above 1."""
+    if found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1:
+        return False
+    ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
+    behind = found.program.rpartition(CLOSE)[2]
+    program = Path(f"/{behind.lstrip('/')}" if CLOSE in found.program else behind)  # of a folder that is not known, by its end
+    started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
+    if started is not None and "Pipe(" not in read_text(started):  # a fork's own, without such layers
+        return False
+    places = (program.parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
+    file = next((one for place in places if (one := beside(Path(found.where), str(place), (".py",)))), None)
+    built = PIPE.findall(read_text(file)) if file is not None else []
+    return not ulysses and not any("num_experts" in one for one in built)
+
+
+def _drop(found: Arguments) -> None:
+    """Leaves out experts that are never built, with a note."""
+    named = " and ".join(
+        f"{written} {' '.join(value) if isinstance(value, list) else value}"
+        for name, written in (("num_experts", "--num-experts"), ("expert_model_parallel_size", "--moe-expert-parallel-size"))
+        if (value := found.get(name)) is not None
+    )
+    for one in list(found):
+        if one in (*OF_EXPERTS_ALONE, *OF_EXPERTS) or (OWN_WORDS.fullmatch(one) and "teacher" not in one):
+            del found[one]
+    found.notes.append(
+        f"experts: dropped, {named} count for nothing: without --no-pipeline-parallel DeepSpeed's pipeline engine trains, whose "
+        "layers (GPTModelPipe) are all dense; --set no_pipeline_parallel=true imports the job with its experts"
     )
 
 

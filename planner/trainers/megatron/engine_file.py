@@ -8,6 +8,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron.arguments import Arguments
+from planner.trainers.reading.fine_tuning import DECIDES
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import JSON, beside, file_settings
 from planner.trainers.reading.sharding import deepspeed
@@ -22,16 +23,23 @@ _WRITTEN = re.compile(r"[\"'](zero_optimization|fp16|bf16|train_batch_size|train
 _STAGE = re.compile(r"\"stage\"\s*:\s*\"?(\d)")
 
 
-def edited(script: Script, directory: Path | None) -> list[str]:
+def edited(script: Script, directory: Path | None, notes: list[str]) -> list[str]:
     """Templates of DeepSpeed's configuration with what sed of the script puts into their places; of one that is not there, what its
-    place for the stage gets."""
+    place for the stage gets, with a note."""
     edits: dict[str, str] = {}
     templates: list[str] = []
     for words in script.edits:
         edits |= {one[2]: one[3] for word in words if (one := _SUBSTITUTED.fullmatch(word))}
         templates += [word for word in words if word.endswith(JSON)]
-    files = [beside((directory or Path()) / "script", one) for one in templates]
+    ends = ["/" + one.rpartition(CLOSE)[2].lstrip("/") if CLOSE in one else one for one in templates]  # by its end alone
+    files = [beside((directory or Path()) / "script", one) for one in ends]
     if edits and not any(files):
+        if templates and any(name.endswith("STAGE") for name in edits):
+            named = shown(shown_text(templates[-1].rpartition("/")[2]))
+            notes.append(
+                f"DeepSpeed's configuration is made by sed of {named}, which is not found from here: only its stage is read, and "
+                "nothing is offloaded, whatever else it holds"
+            )
         return [f'{{"zero_optimization": {{"stage": {value}}}}}' for name, value in edits.items() if name.endswith("STAGE")][:1]
     texts = [read_text(one) for one in files if one is not None]
     places = re.compile("|".join(sorted(map(re.escape, edits), key=len, reverse=True)) or r"(?!)")
@@ -83,6 +91,14 @@ def _over(found: Arguments, given: Given, data: dict[str, Any]) -> None:
     """Replaces arguments by what the engine takes instead."""
     says = deepspeed(data, Path(found.where), "deepspeed_config")
     found.engine = {name: value for name, value in says.fields.items() if name != "zero"}
+    found.notes += says.notes
+    off = ("false", "0", "none", "null")
+    unread = [one.removeprefix("deepspeed_config: ") for one in says.unread]
+    decides = [one for one in unread if DECIDES.fullmatch(one.partition(" = ")[0].lower())]
+    decides = [one for one in decides if one.partition(" = ")[2].strip("'").lower() not in off]
+    if decides:
+        short = "; sequences are short at first, and the plan is of the full length" if "curriculum" in " ".join(decides) else ""
+        found.notes.append(f"DeepSpeed's configuration: {', '.join(decides)[:200]} is not in the plan{short}")
     stage, flag = str(says.fields["zero"]), found.get("zero_stage")
     if "zero_optimization" in data or flag is None:
         found["zero_stage"] = stage

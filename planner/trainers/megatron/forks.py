@@ -70,6 +70,10 @@ HARMLESS = re.compile(
     r"dropout|rl_|rollout|sglang|vllm|num_shards|per_tok).*"
 )
 
+SWITCH = re.compile(r"(use|enable)_\w+")
+HOW = re.compile(r"(\w{5,}?)(_fallback)?_mode")
+"""How a feature runs, which says nothing where its switch, use_X or enable_X, is off beside it."""
+
 
 def translate(found: Arguments, gpus: int | None) -> None:
     """Says arguments of forks in Megatron's words; ``gpus`` of the job, None = not known. Raises PlannerError for those that decide
@@ -269,9 +273,11 @@ def refuse(found: Arguments) -> None:
 def strangers(found: Arguments) -> list[str]:
     """Words that stand in no list and say by no word what they are, which are asked about; none of a dump."""
     layers = {*OTHER_MODELS, *own_layers(found)}
+    off = [one for one, value in found.items() if SWITCH.match(one) and str(value).lower() in ("0", "false")]
     return [
         name for name, value in ({} if found.dumped else unknown(found)).items()
         if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
+        and not ((how := HOW.fullmatch(name)) and any(one.endswith(how[1]) for one in off))
         and not (is_open(name) or name in layers or ("optimizer" in name and re.fullmatch(r"[a-z][\w-]+", str(value))))
     ]  # fmt: skip
 

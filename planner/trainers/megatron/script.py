@@ -68,7 +68,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         del found[name]
     found.program = best[-1].words[0] if _PROGRAM.fullmatch(best[-1].words[0] if best[-1].words else "") else ""
     _require_language_model(where, found.program)
-    found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory)]
+    found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory, found.notes)]
     launched = [one.words for one in script.commands if _deciding(one.words) >= min(most, LEAST)]
     found.num_gpus = gpus_of(script, launched[-1] if launched else [])
     if found.num_gpus and launched and one_process(launched[-1]):

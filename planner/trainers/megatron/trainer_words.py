@@ -14,6 +14,8 @@ from planner.workload import FP8_WEIGHTS
 
 FLASH = tuple(f"use_flash_attn{one}" for one in ("", "_v1", "_v2", "_triton", "_builder"))
 """Megatron-DeepSpeed's words for flash attention."""
+SINCE_2023 = ("swiglu", "num_key_value_heads", "sequence_parallel", *(f"use_flash_attn_{one}" for one in ("v1", "v2", "triton")))
+"""Words that Megatron-DeepSpeed has since 2023, for layers that changed with them; BigScience's of 2022 has others."""
 BIGCODE = ("attention_head_type", "structured_logs", "fragment_fim_rate")
 """Arguments of BigCode's fork alone, whose attention keeps its scores unless --use-flash-attn stands there."""
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -56,11 +58,20 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
         )
     if found.get("no_bias_swiglu_fusion") and model.gated and found.get("recompute_granularity") != "full":
         found.notes.append("--no-bias-swiglu-fusion: priced with the fused one; torch's keeps 2 bytes more per value of the MLP")
+    if name == "deepspeed" and model.num_kv_heads < model.num_heads:
+        more = 4 * (model.num_heads - model.num_kv_heads) * model.head_dim
+        found.notes.append(
+            "keys and values: Megatron-DeepSpeed repeats them for all query heads and keeps them so, which the plan does not have: "
+            f"memory comes out too low by {more} bytes a token and layer"
+        )
     if found.get("DDP_impl") == "torch" and not found.get("deepspeed"):
         found.notes.append(
             f"{found.spelled('DDP_impl')}: torch's DistributedDataParallel keeps buckets, a second copy of the gradients in their "
             "type, which the plan does not have: memory comes out too low by up to 2 bytes a parameter of 16 bits"
         )
+    wide = load_trainer(spelled).traffic.gradient_reduce_bytes > 2
+    if found.get("fp16") and wide and zero_of(found) < 2 and not found.get("accumulate_allreduce_grads_in_fp32"):
+        found.notes.append("gradients are in fp16, and so they are in memory; their reduction is priced in fp32, twice as long")
     _note_masks(found)
     return spelled
 
@@ -125,6 +136,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         "gradient_dtype": gradient_type(found),
         "loss_fusion": loss,
         "cuda_graphs": "layers" if graphs else "none",
+        "deepspeed_layers": "2023" if any(found.get(one) for one in SINCE_2023) else "2022",
         "fp8_attention": "on" if _fp8_attention(found) else "off",
         "fp8_param_gather": "on" if gathers_fp8(found) else "off",
     }

@@ -1,10 +1,11 @@
-"""What Megatron-DeepSpeed alone does: outputs kept by the pipeline engine, joined gradients, late tensor-parallel ranks."""
+"""What Megatron-DeepSpeed alone does: outputs kept by the pipeline engine, joined gradients, late tensor-parallel ranks, heads of
+keys and values repeated."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.layer.operators import Collective, Number
+from planner.cost.layer.operators import Collective, MemoryBound, Number, Operator, Shard
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
 from planner.cost.pipeline.partition import StageParameters, column, shard_groups
@@ -29,6 +30,26 @@ class Terms(OwnTerms):
     tensor_wait: float
     """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
     one after the other, and each change of stream costs."""
+    repeats_key_values: bool = False
+    """Keys and values are repeated for all query heads before attention, and the output of flash attention is copied where a
+    microbatch has several sequences."""
+
+    def layer(
+        self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
+    ) -> tuple[list[Operator], list[Collective]]:
+        """T (e (a - k) (d_k + d_v) + e O) / t more bytes are kept: a heads, k those of keys, O the output's width. Both copies are
+        written once and read once, each way.  [megatron/model/transformer.py, repeat_kv; rearrange(...).contiguous()]"""
+        model, first = shard.model, ("core_attention", "scores")
+        at = next((i for i, one in enumerate(operators) if one.name in first), -1)
+        if part != "layer" or not self.repeats_key_values or at < 0:
+            return operators, collectives
+        heads = np.maximum(model.num_heads / shard.tp - shard.kv_heads, 0.0)
+        width = heads * (model.key_size + model.value_size) / model.num_kv_heads
+        twice = (shard.trainer.kernels.attention == "flash") & (np.asarray(shard.layout.micro_batch_size) > 1)
+        output = model.attention_output_size / shard.tp * twice
+        size = shard.tokens * shard.element * (width + output)
+        copies = MemoryBound(name="repeated_heads", kind="elementwise", forward=2 * size, backward=2 * size, kept=size)
+        return [*operators[:at], copies, *operators[at:]], collectives
 
     def collective_seconds(self, collective: Collective, seconds: Number) -> Number:
         """``tensor_wait`` times that of tensor parallelism."""

@@ -9,6 +9,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
+from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.nanotron import WRITES
 from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
@@ -126,8 +127,24 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         global_batch_size=micro * steps * dp,
         sequence_length=lengths[0] if len(lengths) == 1 else None, architecture=rows_of(model, tp),
         precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=model_spec,
-        questions=tuple(questions), unread=unread, notes=(*_notes(parallel, optimizer, split and tp > 1), *notes_of(model)),
+        questions=tuple(questions), unread=unread,
+        notes=(*_notes(parallel, optimizer, split and tp > 1), *notes_of(model), *([] if dealt else _early_head(model_spec, pp))),
     )  # fmt: skip
+
+
+def _early_head(model: ModelSpec | None, pp: int) -> list[str]:
+    """What is said where the layers before the head do not exceed the share of all stages but the last: the head lies on one of
+    these.  [nanotron, models/base.py, build_model; models/llama.py, get_block_compute_costs]"""
+    if pp == 1 or model is None:
+        return []
+    each = model.hidden_size * (4 * model.attention_output_size + 3 * model.ffn_size)
+    before, head = model.num_layers * each, model.vocab_size * model.hidden_size
+    if before * pp > (before + head) * (pp - 1):
+        return []
+    return [
+        "nanotron deals blocks to stages by their multiplications, and the head has so many that it lies before the last stage, "
+        "which then has no weights and receives logits; the plan has the head on the last stage: time of sending logits is missing"
+    ]
 
 
 def _notes(parallel: Mapping[str, Any], optimizer: Mapping[str, Any], split: bool) -> list[str]:

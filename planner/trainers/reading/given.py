@@ -38,7 +38,8 @@ class Question:
 
     def __str__(self) -> str:
         """As a sentence asks it."""
-        few = [one for one in dict.fromkeys(self.choices) if one][:MOST_SHOWN]
+        known = [one for one in dict.fromkeys(self.choices) if one]
+        few = known if len(known) < 2 * MOST_SHOWN else [*known[:MOST_SHOWN], "..."]
         values = "|".join(few) if few else "VALUE"
         say = self.name if self.name.startswith("-") else f"--set {self.name}={values}"
         return f"{say} ({self.about})" if self.about else say
