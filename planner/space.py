@@ -62,8 +62,8 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     """All combinations of degrees, micro batch, schedule, sharding and stage split, without recompute and offload.
 
     Degrees are divisors of the number of GPUs within the model's sizes (tp: heads, pp: layers, cp: tokens, ep: experts),
-    the micro batch a power of two, or any divisor of a replica's share of the batch that is no multiple of 16. Not every row is
-    legal: planner.rules says which are.
+    the micro batch a power of two or, where a replica's share of the batch is no multiple of 16, any divisor of that share up to
+    16. Not every row is legal: planner.rules says which are.
     """
     gpus, model, trainer = job.cluster.num_gpus, job.model, job.trainer
     tps = pins.options("tp", [n for n in divisors(gpus) if n <= model.num_heads] if trainer.legal.tp else [1])

@@ -225,3 +225,9 @@ def test_ligers_loss_does_not_run_in_verl_which_gives_the_model_no_labels(tmp_pa
     for word, lean in (("model.use_liger=True", False), ("model.use_fused_kernels=True", True)):
         found = read(written(tmp_path, RUN.format(f"{QWEN} {word}"), "run.sh"))
         assert ("loss=fused_linear" in found.trainer) == lean and not found.unread
+
+
+def test_a_granularity_that_megatron_does_not_know_is_refused(tmp_path: Path) -> None:
+    text = NEMO_RL + "  megatron_cfg: {enabled: true, activation_checkpointing: true, recompute_granularity: uniform}\n"
+    with pytest.raises(PlannerError, match="recompute_granularity is 'uniform'; Megatron Core knows full and selective"):
+        read(written(tmp_path, text), None, Given(num_gpus=8))

@@ -6,7 +6,7 @@ import pytest
 from import_files import asked_for, written
 
 from planner.trainers.reading import read
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 PROGRAM = """
 import os
@@ -69,3 +69,19 @@ def test_a_wrapper_that_starts_a_container(tmp_path: Path, batch: str, gpus: int
     found = read(written(tmp_path, text, "run.sbatch"), None, Given())
     assert (found.model_name, found.fields["micro_batch_size"], found.num_gpus) == ("Qwen/Qwen2.5-7B", 4, gpus)
     assert asked_for(found) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "asked"),
+    [("$(pick_config)", True), ("$USER/notes", False), ("$HOME/conf/sft.yaml", True), ("$RECIPE", True)],
+)
+def test_a_word_that_may_be_the_file_of_settings_is_asked_for(tmp_path: Path, word: str, asked: bool) -> None:
+    """A place of the machine is none; what a command puts out has no name, and is asked for as the file."""
+    program = "from trl import SFTConfig, SFTTrainer, TrlParser\nTrlParser((SFTConfig,)).parse_args_and_config()\n"
+    written(tmp_path, program, "sft.py")
+    script = written(tmp_path, f"accelerate launch sft.py {word} --model_name_or_path Qwen/Qwen2.5-7B --max_length 512\n", "run.sh")
+    try:
+        names = asked_for(read(script, None, Given()))
+    except OpenQuestionsError as open_questions:
+        names = [one.name for one in open_questions.questions]
+    assert bool({"config_file", "HOME", "RECIPE"} & {*names}) == asked, names

@@ -51,7 +51,8 @@ def test_every_option_of_every_trainer_can_be_set_and_is_then_its_value(name: st
             assert trainer.with_option(option, value).option(option) == value
             assert load_trainer(f"{name}+{option}={value}").option(option) == value
     for version in library.read_yaml(library.find("trainers", name)).get("versions", {}):
-        load_trainer(f"{name}@{version}")
+        dated = load_trainer(f"{name}@{version}")
+        assert all(dated.option(option) in values for option, values in dated.choices.options.items()), version
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class StageMemory:
     """Layers that it holds (a middle one is priced with those of the largest)."""
     in_flight: float
     """Microbatches, of all its layers, that wait for their backward pass at the peak."""
+    uneven: float
+    """Bytes that these hold beyond those of equal virtual stages."""
     memory: dict[str, float]
     """Bytes by component (cost.memory.COMPONENTS)."""
     given_back: float
@@ -92,6 +94,7 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     return tuple(
         StageMemory(
             rank=rank, kind=STAGE_NAMES[kinds[rank]], layers=layers[rank], in_flight=float(flights[rank]),
+            uneven=float(ranks.uneven[rank, 0]),
             memory={name: hardware.context_memory if name == "context" else float(found[name][rank, 0]) for name in COMPONENTS},
             given_back=float(given[rank, 0]),
         )
@@ -140,17 +143,19 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
         stored += float(shared.shape_parts["outputs"][kind, 0])
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0
-        workspace = largest - min(of_rank.in_flight, resident) * stored
-    each = 1.0 / int(priced.assigned.vpp)
+        workspace = largest - min(of_rank.in_flight, resident) * stored - of_rank.uneven
+    chunks, more = int(priced.assigned.vpp), float(shared.first_chunk_more[kind, 0]) / stored if of_rank.uneven else 0.0
+    first = (1.0 + (chunks - 1) * more) / chunks  # of a microbatch's bytes, those of the first virtual stage
     events: list[tuple[float, int, float, float]] = []  # time, ends before starts, microbatches, passes that run
     for one in step.actions:
         if one.rank == rank:
+            each = first if one.stage < step.ranks else first - more
             begins, ends = {"F": (each, 0.0), "W": (0.0, 0.0)}.get(one.kind, (0.0, -each))
             events.append((one.start, 1, begins, {"F": 1.0, "W": 1.0}.get(one.kind, 2.0)))
             events.append((one.end, 0, ends, 0.0))
     events.sort(key=lambda event: event[:2])
     counts = np.cumsum([event[2] for event in events])
-    scale = of_rank.in_flight / float(counts.max())
+    scale = (of_rank.in_flight + (of_rank.uneven / stored if of_rank.uneven else 0.0)) / float(counts.max())
     stays = np.minimum(np.maximum(counts, 0.0) * scale, resident) * stored
     at = {-1.0: (-1.0, -1.0), 0.0: (0.0, 0.0)}  # activations and workspace by time, the last of several; from nothing on
     for (time, _, _, running), waiting in zip(events, stays.tolist(), strict=True):

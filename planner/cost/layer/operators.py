@@ -311,16 +311,18 @@ LOSS_PIECE = 256.0
 """Tokens of one piece of a chunked loss.  [TRL, sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE]"""
 LOSS_WORDS = 2048.0
 """Words of one piece of the vocabulary.  [prime-rl, configs: auto_setup_fused_lm_head_chunk_size]"""
+LOSS_PIECES = 8.0
+"""Pieces of torchtitan's chunked loss.  [torchtitan, components/loss.py: ChunkedLossWrapper.Config.num_chunks]"""
 
 
 def loss_share(shard: Shard) -> Number:
-    """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, an eighth, or one of T h / V where the loss is
-    fused.
+    """Part of the logits that is there at once: all, one of LOSS_PIECES, a piece of LOSS_PIECE tokens, or of T h / V where the loss
+    is fused.
 
     [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens]
     """
     if shard.trainer.stored.loss == "pieces":
-        return 0.125
+        return 1.0 / LOSS_PIECES
     if shard.trainer.stored.loss == "chunked":
         return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
     words = {"fused_linear": float(shard.model.hidden_size), "vocabulary": LOSS_WORDS}.get(shard.trainer.stored.loss)

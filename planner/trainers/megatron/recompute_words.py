@@ -15,6 +15,8 @@ OF_EXPERTS = ("layernorm", "moe_act", "moe", "shared_experts")
 def recompute(given: Settings, usual: str) -> dict[str, int]:
     """Fields of Layout; ``usual``: what is recomputed where nothing is said: full, selective or none. Raises PlannerError."""
     mode = str(given.get("recompute_granularity") or usual)
+    if mode not in ("full", "selective", "none", "None", "null"):
+        raise PlannerError(f"{given.where('recompute_granularity')} is {shown(mode)}; Megatron Core knows full and selective")
     if mode != "selective":
         return {"recompute": int(Recompute.FULL if mode == "full" else Recompute.NONE)}
     named = given.get("recompute_modules") or ["core_attn"]

@@ -59,7 +59,7 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
     if found.get("no_bias_swiglu_fusion") and model.gated and found.get("recompute_granularity") != "full":
         found.notes.append("--no-bias-swiglu-fusion: priced with the fused one; torch's keeps 2 bytes more per value of the MLP")
     if name == "deepspeed" and model.num_kv_heads < model.num_heads:
-        more = 4 * (model.num_heads - model.num_kv_heads) * model.head_dim
+        more = 4 * (model.num_heads - model.num_kv_heads) * model.head_dim // int(found.number("tensor_model_parallel_size", 1))
         found.notes.append(
             "keys and values: Megatron-DeepSpeed repeats them for all query heads and keeps them so, which the plan does not have: "
             f"memory comes out too low by {more} bytes a token and layer"
@@ -87,9 +87,10 @@ def _note_masks(found: Arguments) -> None:
 
 
 GRADIENT_OF_LOGITS = (
-    "loss of Transformer Engine: 6 bytes a logit, as from 2.18 on; before 2.18 it keeps 2, and the last stage comes out too large"
+    "loss of Transformer Engine: 6 bytes a logit, as from 2.18 on; before 2.18 it keeps 2 (loss_fusion=in_place), and the last "
+    "stage comes out too large"
 )
-"""What is said of a loss whose gradient took the place of the logits."""
+"""The note on Transformer Engine's loss, whose release decides what is kept for the backward pass."""
 
 
 def loss_fusion(fused: Any, impl: Any) -> str:

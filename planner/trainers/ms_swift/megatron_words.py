@@ -91,13 +91,13 @@ def cross_entropy(given: Settings) -> tuple[str, tuple[str, ...]]:
     [megatron_args.py, _init_megatron_args]"""
     word, fused = given.get("cross_entropy_fusion_impl"), given.flag("cross_entropy_loss_fusion", True)
     if word is not None or not fused:
-        return loss_fusion(fused, word), ()
+        return "in_place" if fused and word == "te" else loss_fusion(fused, word), ()
     low, high = named_version(given.path, "ms-swift") or ((), ())
     if given.data.get("train_type") is not None or (high and high < (4,)) or low >= (4, 4):
         return "native", ()
     if low >= (4,) and high and high < (4, 4):
         said = ".".join(map(str, low))
-        return "on", (f"ms-swift {said}: cross_entropy_fusion_impl te, the default until 4.3 with Transformer Engine 2.8",)
+        return "in_place", (f"ms-swift {said}: cross_entropy_fusion_impl te, the default until 4.3 with Transformer Engine 2.8",)
     return "native", (
         "cross_entropy_fusion_impl is not said: native, as from ms-swift 4.4 on, 10 bytes a logit; te, the default of 4.0 to 4.3 "
         "(--set cross_entropy_fusion_impl=te), keeps 2",

@@ -345,12 +345,14 @@ def _file_of(value: Any) -> str:
 
 
 PLACES = ("USER", "LOGNAME", "HOME", "PWD", "TMPDIR", "SLURM_JOB_ID")
-"""Variables that name a place of the machine: what lies there is no settings of a training, unless its name says so."""
+"""Variables that name a place of the machine: a word with no other variable is no file of settings, unless it ends like one."""
 
 
 def _require_named(path: Path, words: list[str], said: Given) -> None:
     """Asks for the file of settings that a variable names."""
-    for word in (one for one in words if is_open(one) and "=" not in one and not {*roots(one)} <= {*PLACES}):
+    for word in (one for one in words if is_open(one) and "=" not in one):
+        if roots(word) and {*roots(word)} <= {*PLACES} and not word.endswith((".yaml", ".yml", ".json")):
+            continue
         name = next(iter(roots(word)), CONFIG_FILE)
         about = "the file of settings that its command names"
         ask(str(path), [Question(name=name, about=about, choices=tuple(said.choices.get(name, ())) or ("FILE",))])
