@@ -85,6 +85,13 @@ def test_a_command_line_is_not_its_own_words(tmp_path: Path) -> None:
         read(written(tmp_path, text, "own.py"), None, ONE)
 
 
+@pytest.mark.parametrize("kinds", ["()", "[]"])
+def test_a_parser_of_no_classes_takes_no_words(tmp_path: Path, kinds: str) -> None:
+    text = PARSED.replace("KINDS", kinds).replace("WORDS", f"args, = parser.parse_args_into_dataclasses({LISTED})")
+    with pytest.raises(PlannerError, match="it takes its arguments from its command line"):
+        read(written(tmp_path, text, "own.py"), None, ONE)
+
+
 @pytest.mark.parametrize(("spec", "targets", "length"), [("attention", "attention", 512), ("all-linear", "all", 1024)])
 def test_a_helper_that_returns_early(tmp_path: Path, spec: str, targets: str, length: int) -> None:
     found = read(written(tmp_path, HELPER.replace('SPEC = "attention"', f'SPEC = "{spec}"'), "own.py"), None, ONE)
