@@ -108,7 +108,14 @@ def test_a_helper_that_loads_settings_in_two_places(tmp_path: Path) -> None:
 
 def test_a_class_that_a_variable_holds(tmp_path: Path) -> None:
     text = HELPER.replace("model = Auto", "kind = Auto").replace(".from_pretrained", "\nmodel = kind.from_pretrained")
-    found = read(written(tmp_path, text.replace("dtype=torch", "torch_dtype=torch"), "own.py"), None, ONE)
+    for one in (text, text.replace("dtype=torch", "torch_dtype=torch")):
+        found = read(written(tmp_path, one, "own.py"), None, ONE)
+        assert (found.model_name, found.frozen_weights, found.questions) == ("meta-llama/Llama-3.2-1B", "bf16", ())
+
+
+def test_a_class_that_a_variable_holds_of_something_else(tmp_path: Path) -> None:
+    text = HELPER.replace("model = Auto", 'judge = reward_cls.from_pretrained("a/b", torch_dtype=torch.float16)\nmodel = Auto')
+    found = read(written(tmp_path, text, "own.py"), None, ONE)
     assert (found.model_name, found.frozen_weights, found.questions) == ("meta-llama/Llama-3.2-1B", "bf16", ())
 
 
