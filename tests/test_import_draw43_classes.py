@@ -77,7 +77,11 @@ def test_layers_of_a_prepared_base_pass_fp32_on(tmp_path: Path) -> None:
     text = PREPARED.replace("BF16", "bf16=True")
     job = found(tmp_path, "trl==0.28.0", text, "tune.py", 1)
     assert any("make the inputs that layers save fp32" in one and "by 1.0 GiB, and by up to" in one for one in job.notes)
-    assert any("priced in bf16" in one and "copy of the head" in one for one in job.notes)
+    assert any("priced in bf16" in one and "the copy in bf16 that the head's product saves" in one for one in job.notes)
+    whole = next(one for one in job.notes if "head's product" in one)
+    sharded = text.replace("bf16=True", "bf16=True, fsdp='full_shard'")
+    shared = next(one for one in found(tmp_path, "trl==0.28.0", sharded, "tune.py", 8).notes if "head's product" in one)
+    assert "up to" not in whole and shared.count("by up to") == 2
     kept = text.replace("training(model)", "training(model, use_gradient_checkpointing=False)").replace("g=True, bf", "g=False, bf")
     assert any("make what layers save fp32" in one for one in found(tmp_path, "trl==0.28.0", kept, "tune.py", 1).notes)
 

@@ -126,6 +126,7 @@ OPTIONS = """MODEL_ARGS:
   --vocab-size: 32000
   --save: ${WORKSPACE}/checkpoints
   --bf16: true
+  --use-flash-attn:
 """
 
 
@@ -134,6 +135,6 @@ def test_a_table_by_its_reference_and_options_of_a_yaml_as_words(tmp_path: Path)
         written(tmp_path / "models", OPTIONS, f"{model}.yaml")
     found = read(written(tmp_path, TABLE, "submit.sh"))
     assert [found.fields[one] for one in ("tp", "pp", "vpp", "zero")] == [2, 4, 7, 0]
-    assert found.fields["sequence_parallel"] and found.num_gpus == 16
+    assert found.fields["sequence_parallel"] and found.num_gpus == 16 and not any("None" in one for one in found.unread)
     other = read(tmp_path / "submit.sh", None, Given(settings={"MODEL": "moe-a"}))
     assert [other.fields[one] for one in ("tp", "pp", "vpp")] == [1, 2, 14]
