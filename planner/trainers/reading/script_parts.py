@@ -127,7 +127,7 @@ def trained(script: Script, loads: list[ast.Call]) -> list[ast.Call]:
     given = {ast.unparse(word) for one in trainers for word in (*one.args, *(word.value for word in one.keywords))}
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) in given]
     own = {id(one.value) for one in made} & {id(one) for one in loads}
-    held = {id(one) for one in loads if ast.unparse(getattr(one.func, "value", one))[:1].islower()}
+    held = {id(one) for one in loads if last_name(getattr(one.func, "value", one))[:1].islower()}
     return [one for one in loads if not own or id(one) in own or id(one) not in held]
 
 
