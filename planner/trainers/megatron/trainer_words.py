@@ -59,7 +59,7 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
     if found.get("no_bias_swiglu_fusion") and model.gated and found.get("recompute_granularity") != "full":
         found.notes.append("--no-bias-swiglu-fusion: priced with the fused one; torch's keeps 2 bytes more per value of the MLP")
     if name == "deepspeed" and model.num_kv_heads < model.num_heads:
-        more = 4 * (model.num_heads - model.num_kv_heads) * model.head_dim // found.number("tensor_model_parallel_size", 1)
+        more = 4 * (model.num_heads - model.num_kv_heads) * model.head_dim // int(found.number("tensor_model_parallel_size", 1))
         found.notes.append(
             "keys and values: Megatron-DeepSpeed repeats them for all query heads and keeps them so, which the plan does not have: "
             f"memory comes out too low by {more} bytes a token and layer"
