@@ -197,6 +197,9 @@ def test_what_trl_casts_beside_a_quantised_base_is_said(tmp_path: Path, pin: str
     found = read(written(tmp_path, text, "sft.yaml"), "trl", Given(num_gpus=1, settings={"fsdp": "no_shard"}))
     assert any("casts them to fp32" in one for one in found.notes) == tables
     assert any("adapters beside such a base to bf16" in one and "too high by 0.6 GiB" in one for one in found.notes) == adapters
+    small = text.replace("r: 64", "r: 16").replace("2.5-7B", "2.5-0.5B")
+    found = read(written(tmp_path, small, "sft.yaml"), "trl", Given(num_gpus=1, settings={"fsdp": "no_shard"}))
+    assert any("too high by 0.03 GiB or more" in one for one in found.notes) == adapters
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "sft-env.yaml", "conda_env.yml"])

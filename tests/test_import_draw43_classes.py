@@ -77,7 +77,11 @@ def test_layers_of_a_prepared_base_pass_fp32_on(tmp_path: Path) -> None:
     text = PREPARED.replace("BF16", "bf16=True")
     job = found(tmp_path, "trl==0.28.0", text, "tune.py", 1)
     assert any("make the inputs that layers save fp32" in one and "by 1.0 GiB, and by up to" in one for one in job.notes)
-    assert any("priced in bf16" in one and "copy of the head" in one for one in job.notes)
+    assert any("priced in bf16" in one and "the copy in bf16 that the head's product saves" in one for one in job.notes)
+    whole = next(one for one in job.notes if "head's product" in one)
+    sharded = text.replace("bf16=True", "bf16=True, fsdp='full_shard'")
+    shared = next(one for one in found(tmp_path, "trl==0.28.0", sharded, "tune.py", 8).notes if "head's product" in one)
+    assert "up to" not in whole and shared.count("by up to") == 2
     kept = text.replace("training(model)", "training(model, use_gradient_checkpointing=False)").replace("g=True, bf", "g=False, bf")
     assert any("make what layers save fp32" in one for one in found(tmp_path, "trl==0.28.0", kept, "tune.py", 1).notes)
 
@@ -93,6 +97,8 @@ def test_words_of_layers_that_quantise_are_noted(tmp_path: Path) -> None:
     job = found(tmp_path, "transformers==4.51.0", RECIPE + "w_bits: 4\na_bits: 8\n")
     assert any("w_bits, a_bits" in one and "memory comes out too low by up to 1.5 GiB" in one for one in job.notes)
     assert not any("quantise while" in one for one in found(tmp_path, "", RECIPE + "w_bits: 16\nkv_bits: null\n").notes)
+    assert not any("quantise while" in one for one in found(tmp_path, "", RECIPE + "w_bits: 'none'\nste_name: left\n").notes)
+    assert any("'ste'" in one and "quantise while" in one for one in found(tmp_path, "", RECIPE + "ste: true\n").notes)
 
 
 OWN = """from trl import SFTTrainer, TrlParser
@@ -124,6 +130,14 @@ def test_words_that_choose_weights_are_asked_once(tmp_path: Path, words: str) ->
     assert asked_for(found(tmp_path, "transformers==4.51.0", RECIPE + words, **{name: "null"})) == []
 
 
+@pytest.mark.parametrize(
+    "name", ["llm_int8_skip_modules", "modules_to_not_convert", "no_decay_layers", "compile_ignore", "optim_target_modules"]
+)
+def test_lists_of_layers_for_something_else_are_not_asked_for(tmp_path: Path, name: str) -> None:
+    assert asked_for(found(tmp_path, "transformers==4.51.0", f"{RECIPE}{name}: [lm_head, q_proj]\n")) == []
+    assert asked_for(found(tmp_path, "transformers==4.51.0", f"{RECIPE}no_grad_layers: [q_proj]\n")) == ["no_grad_layers"]
+
+
 def test_stage_0_of_deepspeed_in_bf16_is_said(tmp_path: Path) -> None:
     text = RECIPE.replace("deepspeed: zero3", "deepspeed: zero0")
     assert any("at stage 0 in bf16" in one and "too high by 6.5 bytes" in one for one in found(tmp_path, "", text).notes)
@@ -151,6 +165,11 @@ def test_switches_of_a_fork_of_ms_swift_are_asked(tmp_path: Path) -> None:
     assert asked_for(job) == ["use_replay_loss"] and any("LORA_KIND=mixed" in one for one in job.notes)
     assert asked_for(read(path, None, Given(num_gpus=1, settings={"use_replay_loss": "false"}))) == []
     assert asked_for(read(written(tmp_path, SWIFT.replace("OWN", ""), "b.sh"), None, Given(num_gpus=1))) == []
+
+
+def test_variables_that_a_script_uses_itself_are_of_no_fork(tmp_path: Path) -> None:
+    text = SWIFT.replace("LORA_KIND=mixed ", "export LORA_SIZE=8\n").replace("OWN", "--lora_alpha $((LORA_SIZE * 2))")
+    assert not any("one of a fork" in one for one in read(written(tmp_path, text, "a.sh"), None, Given(num_gpus=1)).notes)
 
 
 def test_profile_words_of_megatron_are_quiet(tmp_path: Path) -> None:

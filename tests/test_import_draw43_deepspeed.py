@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,11 @@ def test_words_since_2023_take_its_layers_and_sequence_parallelism(tmp_path: Pat
     found = _read(tmp_path, "--bf16 --sequence-parallel --tensor-model-parallel-size 2")
     assert "+deepspeed_layers=2023" in found.trainer and int(to_plan(found, {}).layout.sequence_parallel) == 1
     plain = _read(tmp_path, "--bf16 --swiglu --num-key-value-heads 2 --no-pipeline-parallel --zero-stage 2")
-    assert any("keys and values: Megatron-DeepSpeed repeats them for all query heads" in one for one in plain.notes)
+    kept = [one for one in plain.notes if "keys and values: Megatron-DeepSpeed repeats them for all query heads" in one]
+    two = "--num-key-value-heads 2 --no-pipeline-parallel --zero-stage 2 --tensor-model-parallel-size 2"
+    wide = _read(tmp_path, f"--bf16 --swiglu {two}")
+    half = [one for one in wide.notes if "keys and values: Megatron-DeepSpeed repeats" in one]
+    assert [int(re.findall(r"by (\d+) bytes", one)[0]) for one in (*kept, *half)] == [1536, 768]
 
 
 def test_how_a_feature_runs_is_not_asked_where_it_is_off(tmp_path: Path) -> None:

@@ -76,9 +76,45 @@ def test_a_mapping_less_what_a_class_does_not_know(tmp_path: Path, old: str, new
     assert (found.objective, found.optimizer) == ("dpo", "adam")
 
 
+@pytest.mark.parametrize(
+    ("condition", "length"),
+    [
+        ('k not in ("optim", "max_length")', 1024),
+        ("k in KEPT", 1024),
+        ("k not in ['optim'] and v is not None", 1536),
+        ("hasattr(DPOConfig, k)", 1536),
+        ("v", 1536),
+    ],
+)
+@pytest.mark.parametrize("helper", [False, True])
+def test_a_condition_that_leaves_keys_out(tmp_path: Path, condition: str, length: int, helper: bool) -> None:
+    thin = f"{{k: v for k, v in words.items() if {condition}}}"
+    text = f"KEPT = ['output_dir', 'per_device_train_batch_size', 'bf16', 'gradient_checkpointing']\n{GATHERED}"
+    text = text.replace('words["max_seq_length"] = 512', "pass")
+    text = text.replace("known(DPOConfig, words)", "thin(words)" if helper else thin)
+    text = text.replace("def known", f"def thin(words):\n    return {thin}\ndef known")
+    written(tmp_path, "trl==0.20.0\n", "requirements.txt")
+    found = read(written(tmp_path, text, "own.py"), None, one())
+    assert (found.fields["micro_batch_size"], found.sequence_length, found.questions) == (2, length, ())
+
+
+def test_a_condition_on_keys_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    text = GATHERED.replace("known(DPOConfig, words)", "{k: v for k, v in words.items() if k[:3] in rows}")
+    assert "per_device_train_batch_size" in asked_for(read(written(tmp_path, text, "own.py"), None, one()))
+    text = GATHERED.replace("known(DPOConfig, words)", "{k: v for k, v in words.items() if k not in rows}")
+    assert "per_device_train_batch_size" in asked_for(read(written(tmp_path, text, "own.py"), None, one()))
+
+
 def test_a_mapping_that_is_changed_on_the_way_is_asked_for(tmp_path: Path) -> None:
     text = GATHERED.replace("{key: value for", "{key: value * 2 for")
     assert "per_device_train_batch_size" in asked_for(read(written(tmp_path, text, "own.py"), None, one()))
+
+
+@pytest.mark.parametrize(("pin", "length"), [("0.9.6", 512), ("0.17.0", 1536), ("0.24.0", 1536)])
+def test_a_length_that_a_class_has_in_its_version(tmp_path: Path, pin: str, length: int) -> None:
+    written(tmp_path, f"trl=={pin}\n", "requirements.txt")
+    text = GATHERED.replace("DPO", "SFT").replace('if "max_seq', 'elif "max_seq')
+    assert read(written(tmp_path, text, "own.py"), None, one(loss_type="nll")).sequence_length == length
 
 
 def test_a_dtype_that_is_looked_up_by_an_unknown_name(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError
+from planner.trainers.reading.shell.queries import queried
 
 MINDSPEED = """torchrun --nproc_per_node 8 {program} --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 4096 \\
     --micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 32000 --bf16 --transformer-impl local \\
@@ -137,3 +138,7 @@ def test_a_table_by_its_reference_and_options_of_a_yaml_as_words(tmp_path: Path)
     assert found.fields["sequence_parallel"] and found.num_gpus == 16
     other = read(tmp_path / "submit.sh", None, Given(settings={"MODEL": "moe-a"}))
     assert [other.fields[one] for one in ("tp", "pp", "vpp")] == [1, 2, 14]
+    written(tmp_path, "ARGS:\n  --swiglu: null\n  --bf16: true\n  --seq-length: 4096\n  --fp16: false\n", "a.yaml")
+    command = """yq '.ARGS | to_entries | .[] | [.key + " " + .value] | join("")' a.yaml"""
+    words = queried(command, str(tmp_path / "submit.sh"), lambda text: text)
+    assert words is not None and words.split() == ["--swiglu", "--bf16", "--seq-length", "4096"]

@@ -85,6 +85,13 @@ def test_a_command_line_is_not_its_own_words(tmp_path: Path) -> None:
         read(written(tmp_path, text, "own.py"), None, ONE)
 
 
+@pytest.mark.parametrize("kinds", ["()", "[]"])
+def test_a_parser_of_no_classes_takes_no_words(tmp_path: Path, kinds: str) -> None:
+    text = PARSED.replace("KINDS", kinds).replace("WORDS", f"args, = parser.parse_args_into_dataclasses({LISTED})")
+    with pytest.raises(PlannerError, match="it takes its arguments from its command line"):
+        read(written(tmp_path, text, "own.py"), None, ONE)
+
+
 @pytest.mark.parametrize(("spec", "targets", "length"), [("attention", "attention", 512), ("all-linear", "all", 1024)])
 def test_a_helper_that_returns_early(tmp_path: Path, spec: str, targets: str, length: int) -> None:
     found = read(written(tmp_path, HELPER.replace('SPEC = "attention"', f'SPEC = "{spec}"'), "own.py"), None, ONE)
@@ -101,7 +108,14 @@ def test_a_helper_that_loads_settings_in_two_places(tmp_path: Path) -> None:
 
 def test_a_class_that_a_variable_holds(tmp_path: Path) -> None:
     text = HELPER.replace("model = Auto", "kind = Auto").replace(".from_pretrained", "\nmodel = kind.from_pretrained")
-    found = read(written(tmp_path, text.replace("dtype=torch", "torch_dtype=torch"), "own.py"), None, ONE)
+    for one in (text, text.replace("dtype=torch", "torch_dtype=torch")):
+        found = read(written(tmp_path, one, "own.py"), None, ONE)
+        assert (found.model_name, found.frozen_weights, found.questions) == ("meta-llama/Llama-3.2-1B", "bf16", ())
+
+
+def test_a_class_that_a_variable_holds_of_something_else(tmp_path: Path) -> None:
+    text = HELPER.replace("model = Auto", 'judge = reward_cls.from_pretrained("a/b", torch_dtype=torch.float16)\nmodel = Auto')
+    found = read(written(tmp_path, text, "own.py"), None, ONE)
     assert (found.model_name, found.frozen_weights, found.questions) == ("meta-llama/Llama-3.2-1B", "bf16", ())
 
 

@@ -197,6 +197,9 @@ def test_adapters_of_a_module(tmp_path: Path) -> None:
     found = _module(tmp_path, registry=LORA % ("8", ', target_modules=["wq", "wv"]'), tokens='4096, dtype="bfloat16"')
     assert (found.lora_rank, found.lora_targets, found.frozen_weights, found.precision) == (8, "qv", "bf16", "bf16_true")
     assert found.notes == ()
+    for rank in ("0.5", '"8"', "0"):
+        with pytest.raises(PlannerError, match="LoRAConverter.rank is .*; it must be a whole number"):
+            _module(tmp_path, registry=LORA % (rank, ""))
     computed = LORA % ('rank_of(os.environ.get("RANK", "32"))', "")
     with pytest.raises(OpenQuestionsError, match="LoRAConverter.rank"):
         _module(tmp_path, registry=computed)

@@ -73,8 +73,9 @@ def read(path: Path, said: Given) -> Reading:
 
 def _of_its_environment(text: str) -> tuple[str, ...]:
     """Note about variables that are about adapters and that a script gives its command alone: a fork reads them."""
-    found = re.findall(r"^(?:export )?\s*((?:PEFT|LORA|ADAPTER)_[A-Z_]+)=[\"']?([\w.-]+)", text, re.MULTILINE)
-    own = dict.fromkeys(f"{name}={value}" for name, value in found if re.search(rf"\$\{{?{name}\b", text) is None)
+    found = re.findall(r"^(?:export )?[ \t]*((?:PEFT|LORA|ADAPTER)_[A-Z_]+)=[\"']?([\w.-]+)", text, re.MULTILINE)
+    used = {*re.findall(r"\$\{?(\w+)", text), *re.findall(r"\w+", " ".join(re.findall(r"\$\(\(([^)\n]{0,200})", text)))}
+    own = dict.fromkeys(f"{name}={value}" for name, value in found if name not in used)
     what = "no variable of ms-swift, so one of a fork: what it makes of the adapters is not in the plan"
     return tuple(f"{shown(one)}: {what}" for one in list(own)[:4])
 

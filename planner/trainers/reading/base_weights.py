@@ -176,7 +176,8 @@ def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple
         each = 2.0 * (2.0 * spec.hidden_size + spec.query_size + spec.key_size)
         layers = spec.num_mlp_matrices * (spec.hidden_size + spec.ffn_size) if job.everywhere and not spec.is_moe else 0.0
         more = 4.0 * job.rank * (each + layers) * spec.num_layers / GIB  # weights and gradients, whatever the optimizer keeps
-        by = f" by {'up to ' if job.sharded else ''}{max(more, 0.1):.1f} GiB{'' if job.sharded or more < 0.1 else ' or more'}"
+        size = f"{more:.{1 if more >= 0.1 else 2}f} GiB"
+        by = f" by up to {size}" if job.sharded else f" by {size} or more"
         if _small(job, spec, more):
             return ()
     return (f"{who}, and they are priced in fp32: memory then comes out too high{by}",)
@@ -194,7 +195,8 @@ def _of_tables(given: Settings, job: Adapted, spec: ModelSpec | None, casts: boo
         yield text
     elif not _small(job, spec, more := 2.0 * ((counts := count_parameters(spec)).input_embedding + counts.head) / GIB):
         copy = 2.0 * spec.vocab_size * spec.hidden_size / GIB
-        yield f"{text} by {more:.1f} GiB, and by {copy:.1f} GiB for the copy of the head that autocast keeps"
+        most, what = "up to " if job.sharded else "", f"the copy in {job.precision} that the head's product saves"
+        yield f"{text} by {most}{more:.1f} GiB, and by {most}{copy:.1f} GiB for {what}"
 
 
 def _of_residuals(given: Settings, job: Adapted, spec: ModelSpec | None, casts: bool | None) -> Iterator[str]:

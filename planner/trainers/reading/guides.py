@@ -59,7 +59,7 @@ def guide(path: Path) -> Guide | None:
         commands = re.findall(r"accelerate(?: +|\.commands\.)launch[^\n]*", _joined(document))
         named = [one for one in commands if document == path or _names(one, path, document)]
         ways = {one: given for text in named for one, given in _way(text, path)}
-        program = next((found[0] for text in named if (found := re.search(r"[\w./-]+\.py\b", text)) is not None), "")
+        program = next((found[0] for text in named if (found := re.search(r"(?<![\w./-])[\w./-]+\.py\b", text)) is not None), "")
         if ways:
             (file, processes, machines, deciding), given = next(iter(ways.items()))
             said = {"num_processes": processes, "num_machines": machines}

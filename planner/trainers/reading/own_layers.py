@@ -20,8 +20,11 @@ WEIGHTS = re.compile(
 """Words that say which weights are trained."""
 NAMED = re.compile(rf"({LAYERS.pattern}|lm_head|embed_tokens|(model\.)?layers\.\d+.*)")
 """Names of layers in a list."""
+ELSEWHERE = re.compile(r"skip|ignore|exclude|lora|quant|optim_target|(?<![a-z])(no|not)_(?!grad|train|tune|update)")
+"""Names of lists for something else: what quantisation or weight decay leave out, what adapters or an optimizer take."""
 BITS = re.compile(
-    r"(w|a|kv|act|weights?|activations?|inputs?|cache|n|num|model)_?(q_?)?n?bits?|(qat|fake_?quant|ste)(_\w+)?|(\w+_)?(fake_?quant|bitlinear)(_\w+)?"
+    r"(w|a|kv|act|weights?|activations?|inputs?|cache|n|num|model)_?(q_?)?n?bits?|(qat|fake_?quant)(_\w+)?|(use_)?ste(_(quant|bit)\w*)?"
+    r"|(\w+_)?(fake_?quant|bitlinear)(_\w+)?"
 )
 """Words of layers that quantise while they train."""
 
@@ -29,7 +32,7 @@ BITS = re.compile(
 def _which_weights(given: Settings, unread: Sequence[str], rank: int) -> list[Question]:
     """What is asked about words that say which weights are trained, of a job without adapters: one for all of them."""
     found = [one.partition(" = ")[0::2] for one in unread]
-    named = [one for one, value in found if WEIGHTS.fullmatch(one.lower()) or _lists_layers(value)]
+    named = [one for one, value in found if WEIGHTS.fullmatch(one.lower()) or _lists_layers(one, value)]
     answers = {} if given.said is None else given.said.settings
     settled = any(str(value).lower() in OFF for name, value in answers.items() if name in named or WEIGHTS.fullmatch(name.lower()))
     named = [one for one in named if str(given.data.get(one)).lower() not in OFF]
@@ -40,10 +43,11 @@ def _which_weights(given: Settings, unread: Sequence[str], rank: int) -> list[Qu
     return [Question(name=named[0], about=about, choices=("null",))]
 
 
-def _lists_layers(value: str) -> bool:
-    """Whether a value that nobody reads is a list of names of layers, and of nothing else."""
+def _lists_layers(name: str, value: str) -> bool:
+    """Whether a word that nobody reads has a list of names of layers, and of nothing else."""
     words = [str(one).strip("[]'\" ") for one in listed(value)]
-    return value.startswith("[") and bool(words) and all(NAMED.fullmatch(one) for one in words)
+    listed_here = value.startswith("[") and bool(words) and all(NAMED.fullmatch(one) for one in words)
+    return listed_here and ELSEWHERE.search(name.lower()) is None
 
 
 def asked_and_noted(
@@ -57,7 +61,8 @@ def _fewer_bits(unread: Sequence[str], spec: ModelSpec | None) -> tuple[str, ...
     """Note about layers that quantise while they train, by words of their bits: copies of weights and inputs that they keep."""
     found = [one.partition(" = ")[0::2] for one in unread]
     off = (*OFF, "16", "32")
-    named = [one for one, value in found if BITS.fullmatch(one.rpartition(".")[2].lower()) and value.lower() not in off]
+    given = [(one, value.strip("'\"").lower()) for one, value in found if BITS.fullmatch(one.rpartition(".")[2].lower())]
+    named = [one for one, value in given if value not in off]
     if not named:
         return ()
     by = ""

@@ -36,9 +36,9 @@ class _Made(ast.NodeTransformer):
         if name not in ("parse_args_into_dataclasses", "parse_args_and_config", "parse_dict") or not isinstance(parser, ast.Call):
             return node
         given = self._of(given_for("args", 0, node))
-        if last_name(parser.func) not in PARSERS or not parser.args or not isinstance(given, ast.List | ast.Dict):
+        kinds = getattr(parser.args[0], "elts", [parser.args[0]]) if parser.args else []
+        if last_name(parser.func) not in PARSERS or not kinds or not isinstance(given, ast.List | ast.Dict):
             return node
-        kinds = getattr(parser.args[0], "elts", [parser.args[0]])
         words = _words(given)
         each = {last_name(one): self.fields.get(last_name(one), set()) for one in kinds}
         calls: list[ast.expr] = []

@@ -24,6 +24,8 @@ from planner.trainers.reading.python_text import (
 )
 from planner.trainers.reading.settings_files import FileSettings
 from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.thinned import filtered, kept, thinned
+from planner.trainers.reading.versions import newer
 
 LAST = 10**9
 """Behind every line."""
@@ -165,8 +167,8 @@ class Running(Script):
             if all(isinstance(one, int | float) for one in values):
                 return max(values) if node.func.id == "max" else min(values)
         made = self.functions.get(last_name(node.func))
-        if made is not None and (given := _filtered(made, node)) is not None:
-            return self._value(given)
+        if made is not None and (given := filtered(made, node)) is not None:
+            return kept(given[0], self._value(given[1]), self._value)
         if made is not None and node.args and (read := python_text.read_of_environment(made)) is not None:
             variable = str(self._value(node.args[0]))
             held = self.said.setting(variable)
@@ -178,19 +180,21 @@ class Running(Script):
         return self._given_back(made) if made is not None and found == gap([UNNAMED]) else found
 
     def _of_dictcomp(self, node: ast.DictComp) -> Any:
-        """A mapping less some of its keys, which are those that a class does not know, or that hold nothing."""
-        held = self._value(inner) if (inner := _thinned(node)) is not None else None
-        return dict(held) if isinstance(held, dict) else gap([UNNAMED])
+        """A mapping less some of its keys."""
+        inner = thinned(node)
+        return gap([UNNAMED]) if inner is None else kept(node, self._value(inner), self._value)
 
     def _of_compare(self, node: ast.Compare) -> Any:
-        """The same, and "max_length" in inspect.signature(SFTConfig).parameters: as the newest version of the library has it."""
+        """The same, and "max_length" in inspect.signature(SFTConfig).parameters: as the newest version of the library has it,
+        or an older one that the project pins."""
         word, held = getattr(node.left, "value", None), node.comparators[0]
         if isinstance(word, str) and isinstance(node.ops[0], ast.In | ast.NotIn):
             if isinstance(held, ast.Name):
                 made = self._names.get((id(self._home.get(id(node))), held.id)) or self._names.get((id(None), held.id)) or []
                 held = made[-1].value or held if made else held
             if SIGNATURE.search(ast.unparse(held)[:400]):
-                return isinstance(node.ops[0], ast.In) is (word not in REMOVED)
+                older = "SFTConfig" in ast.unparse(held) and word in LENGTHS and newer(self.path, "trl", LENGTHS[word]) is False
+                return isinstance(node.ops[0], ast.In) is ((word not in REMOVED) is not older)
         return super()._of_compare(node)
 
     def _given_back(self, function: Function) -> Any:
@@ -303,24 +307,8 @@ SIGNATURE = re.compile(rf"\b(signature|fields)\((\w+\.)?{_OF_LIBRARY}|\b{_OF_LIB
 """Where a script looks which arguments a class of transformers or TRL has."""
 REMOVED = ("max_seq_length", "evaluation_strategy", "tokenizer", "no_cuda", "dataset_batch_size")
 """Those that newer versions have under other names, or not at all."""
-
-
-def _thinned(node: ast.DictComp) -> ast.expr | None:
-    """The mapping that {k: v for k, v in mapping.items() if ...} leaves some keys of; None = it makes something else."""
-    one, parts = node.generators[0], ast.unparse(node.generators[0].target).strip("()").split(", ")
-    plain = len(node.generators) == 1 and parts == [ast.unparse(node.key), ast.unparse(node.value)]
-    pairs = plain and isinstance(one.iter, ast.Call) and last_name(one.iter.func) == "items"
-    return getattr(one.iter.func, "value", None) if pairs and isinstance(one.iter, ast.Call) else None
-
-
-def _filtered(function: Function, call: ast.Call) -> ast.expr | None:
-    """The mapping that a call hands to a function which gives it back less some of its keys; None = it gives something else."""
-    returns = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
-    held = _thinned(returns[0]) if len(returns) == 1 and isinstance(returns[0], ast.DictComp) else None
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    if not isinstance(held, ast.Name) or held.id not in names:
-        return None
-    return python_text.given_for(held.id, names.index(held.id), call)
+LENGTHS = {"max_length": (0, 16), "max_seq_length": (0, 20)}
+"""Version of TRL since which SFTConfig has the one, and no more the other.  [trl, trainer/sft_config.py]"""
 
 
 def _called_in(node: ast.expr) -> ast.expr:

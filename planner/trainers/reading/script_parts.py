@@ -115,9 +115,20 @@ def on_one_gpu(loads: Sequence[ast.Call]) -> bool:
     return any(re.fullmatch(r"(cuda:)?\d+", str(one)) and not isinstance(one, bool) for one in known)
 
 
+OF_A_MODEL = {"quantization_config", "torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "attn_implementation"}
+"""What a model is loaded with, and a tokenizer is not."""
+
+
 def trained(script: Script, loads: list[ast.Call]) -> list[ast.Call]:
-    """Models that are loaded without those that stay on the host, to be merged with adapters, where others are there."""
-    return [one for one in loads if script.keywords(one).get("device_map") != "cpu"] or loads
+    """Models that are loaded without those that stay on the host, to be merged with adapters, where others are there; of classes
+    that variables hold, without those that no trainer is given where it is given another: an encoder of images, a reward."""
+    loads = [one for one in loads if script.keywords(one).get("device_map") != "cpu"] or loads
+    trainers = [one for one in ast.walk(script.tree) if isinstance(one, ast.Call) and last_name(one.func).endswith("Trainer")]
+    given = {ast.unparse(word) for one in trainers for word in (*one.args, *(word.value for word in one.keywords))}
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) in given]
+    own = {id(one.value) for one in made} & {id(one) for one in loads}
+    held = {id(one) for one in loads if last_name(getattr(one.func, "value", one))[:1].islower()}
+    return [one for one in loads if not own or id(one) in own or id(one) not in held]
 
 
 TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}

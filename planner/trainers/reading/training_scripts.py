@@ -294,7 +294,7 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
 
 def loads_model(call: ast.Call) -> bool:
     """Whether from_pretrained is of a language model; a class that a variable holds is one by what it is given."""
-    own, held = _owner(call), {"quantization_config", "torch_dtype", "attn_implementation"} & {one.arg for one in call.keywords}
+    own, held = _owner(call), script_parts.OF_A_MODEL & {one.arg for one in call.keywords}
     return own in MODELS or own.endswith(("ForCausalLM", "LMHeadModel")) or (bool(held) and own[:1].islower())
 
 

@@ -150,19 +150,20 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
-        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(training, other),
+        architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(path, training, other),
         notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_beside(other, unread)),
     )  # fmt: skip
 
 
-def _adapters(training: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _adapters(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """What a LoRAConverter means: adapters on all linear layers, or those that it names, over a base of the dtype of the weights.
     [torchtitan b5bcd76, components/lora.py]"""
     if "adapters" not in other:
         return {}
     named, frozen = other["adapters"].get("target_modules"), "bf16" if training["dtype"] == "bfloat16" else "fp32"
     targets = adapter_targets(named) if named else "all"
-    return {"lora_rank": other["adapters"].get("rank", 8), "lora_targets": targets, "frozen_weights": frozen}
+    rank = whole_number(other["adapters"].get("rank", 8), f"{path}: LoRAConverter.rank")
+    return {"lora_rank": rank, "lora_targets": targets, "frozen_weights": frozen}
 
 
 def _beside(other: Mapping[str, Any], unread: list[str]) -> list[str]:

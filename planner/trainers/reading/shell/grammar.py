@@ -13,8 +13,9 @@ _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(?:\[([^\]\s]{{1,200}})\])?(\+?)=")
 _REDIRECTION = re.compile(r"(?:\d{0,3}|&|\{\w+\})(<<<|<<-?|>>|>&|<&|>\||<>|>|<)")
 _OPTION = r"(?:--?[A-Za-z]|[+~]{0,2}\w{1,80}\.[\w.]{1,200}=)"
-_COMMENTED_OUT = re.compile(rf"\\\n(?:[ \t]*+(?:#[^\n]*)?\n)+(?=[ \t]+{_OPTION})")
-"""Options of a command that are commented out, or empty lines: they end it too, which nobody means before an option."""
+_COMMENTED_OUT = re.compile(rf"\\\n(?:[ \t]*+(?:#[^\n]*)?\n)++(?:(?=[ \t]+{_OPTION})()|)")
+"""Options of a command that are commented out, or empty lines: they end it too, which nobody means before an option, where the
+group is found. Lines before something else are passed over in one go, or each '#...\\' in them would start the search again."""
 _BLANK_BEHIND = re.compile(rf"\\[ \t]+\n(?=[ \t]*--|[ \t]+{_OPTION})")
 """Blanks behind the sign that goes on: they end a command, which nobody means before an option."""
 _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&")
@@ -27,7 +28,8 @@ _REMARK = re.compile(r"`[ \t]*#[^`\n]*`")
 def ends_early(text: str) -> bool:
     """Whether a shell ends a command before options that are read as its own; lines of an array or in quotes end none."""
     text = re.sub(r"^[ \t]*#.*", "#", _REMARK.sub("", text), flags=re.MULTILINE)
-    places = [one.start() for form in (_BLANK_BEHIND, _COMMENTED_OUT) for one in form.finditer(text)]
+    found = [one for form in (_BLANK_BEHIND, _COMMENTED_OUT) for one in form.finditer(text)]
+    places = [one.start() for one in found if one[one.re.groups] is not None]
     return not all(_inside(text, one) for one in places)
 
 
@@ -40,7 +42,8 @@ def _inside(text: str, end: int) -> bool:
 
 def parse(text: str, where: str) -> list[Node]:
     """The commands of a script. Raises PlannerError with file and line."""
-    text = _COMMENTED_OUT.sub("\\\n", _REMARK.sub("", _BLANK_BEHIND.sub("\\\n", text)))
+    text = _REMARK.sub("", _BLANK_BEHIND.sub("\\\n", text))
+    text = _COMMENTED_OUT.sub(lambda one: one[0] if one[1] is None else "\\\n", text)
     parser = _Parser(text, where)
     nodes = parser.commands(())
     if parser.position < len(text):

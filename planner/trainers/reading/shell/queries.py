@@ -84,7 +84,8 @@ def _words(where: str, name: str, section: str, expand: Callable[[str], str]) ->
     found = _in_file(where, name, section)
     if not isinstance(found, Mapping):
         return None
-    values = {key: str(one).lower() if isinstance(one, bool) else expand(str(one)) for key, one in found.items()}
+    plain = {key: "" if one is None else one for key, one in found.items()}
+    values = {key: str(one).lower() if isinstance(one, bool) else expand(str(one)) for key, one in plain.items()}
     return " ".join(key if one == "true" else f"{key} {one}" for key, one in values.items() if one != "false")
 
 
