@@ -41,6 +41,24 @@ def test_a_published_configuration_as_its_release_has_it(tmp_path: Path, version
     assert (f"as torchtune {version[:3]}" in " ".join(pinned.notes)) == (steps == 64)
 
 
+@pytest.mark.parametrize(("pin", "steps", "choices"), [
+    ("torchtune>=0.3,<0.4", 64, []), ("torchtune<0.3", 64, []), ("torchtune>=0.3.1,<0.4.0", 64, []),
+    ("torchtune<=0.3", None, ["0.2", "0.3.0"]), ("torchtune>=0.5,<0.4", None, ["0.2", "0.3.1", "main"]),
+    ("torchtune>=0.3,<0.5", None, ["0.3.1", "0.4"]),
+])  # fmt: skip
+def test_the_releases_between_two_bounds(tmp_path: Path, pin: str, steps: int | None, choices: list[str]) -> None:
+    written(tmp_path, f"{pin}\n", "requirements.txt")
+    found = _read(tmp_path, SINGLE)
+    assert [one for asked in found.questions for one in asked.choices] == choices
+    assert steps is None or found.fields["num_microbatches"] == steps
+
+
+def test_any_patch_of_a_version_is_a_range(tmp_path: Path) -> None:
+    written(tmp_path, "torchtune==0.3.*\n", "requirements.txt")
+    found = _read(tmp_path, "tune run lora_finetune_single_device --config llama3/8B_qlora_single_device")
+    assert [one.choices for one in found.questions] == [("0.3.0", "0.3.1")]
+
+
 def test_releases_that_agree_are_not_asked_about(tmp_path: Path) -> None:
     over = ("gradient_accumulation_steps=4 model.lora_attn_modules=[q_proj] model.apply_lora_to_mlp=false "
             "loss=torch.nn.CrossEntropyLoss")  # fmt: skip

@@ -42,9 +42,20 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
             for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found):
                 version = tuple(int(one) for one in number.split(".") if one)
                 low = version if mark in ("==", "~=", ">=", ">") else low
-                high = version if mark in ("==", "<=", "<") else (*version[:-1], 10**6) if mark == "~=" else high
+                if mark == "<":
+                    high = _below(version)
+                elif mark == "~=" or number.endswith("."):  # ==0.3.*
+                    high = (*version[: -1 if mark == "~=" else None], 10**6)
+                elif mark in ("==", "<="):
+                    high = version
             return low, high
     return None
+
+
+def _below(version: tuple[int, ...]) -> tuple[int, ...]:
+    """The last version before one: 0.3 with any patch before 0.4, and before 0.4.0."""
+    last = max((place for place, number in enumerate(version) if number), default=0)
+    return (*version[:last], version[last] - 1, 10**6)
 
 
 def project_root(path: Path) -> Path:
