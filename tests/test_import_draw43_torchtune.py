@@ -53,6 +53,17 @@ def test_the_releases_between_two_bounds(tmp_path: Path, pin: str, steps: int | 
     assert steps is None or found.fields["num_microbatches"] == steps
 
 
+@pytest.mark.parametrize(("line", "asked"), [
+    ("pip install -e ../torchtune\ncd ../apex\ngit checkout 0.3.1", 1), ("cd torchtune && pip install . && cd .. && git checkout 0.3.1", 1),
+    ("git clone https://example.com/torchtune\ncd torchtune\ngit checkout v0.3.1", 0),
+    ("cd src/torchtune\ngit checkout v0.3.1", 0), ("We tested to install with torchtune==0.3.1.", 1), ("# pip install torchtune==0.3.1", 1),
+    ("RUN apt-get update && \\\n  python -m pip install -U \\\n  torchtune==0.3.1", 0), ("uv pip install torchtune==0.3.1", 0),
+])  # fmt: skip
+def test_commands_that_install_a_release(tmp_path: Path, line: str, asked: int) -> None:
+    written(tmp_path, f"{line}\n", "setup.sh")
+    assert asked_for(_read(tmp_path, SINGLE)) == ["torchtune"] * asked
+
+
 def test_any_patch_of_a_version_is_a_range(tmp_path: Path) -> None:
     written(tmp_path, "torchtune==0.3.*\n", "requirements.txt")
     found = _read(tmp_path, "tune run lora_finetune_single_device --config llama3/8B_qlora_single_device")

@@ -16,7 +16,8 @@ NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py
 """Where projects say what they are installed with."""
 INSTALL = ("Dockerfile*", "install*.sh", "setup*.sh", "README.md")
 """Where they say how, as a script does that installs what it starts: a command of pip, since what else is named is advice."""
-_COMMAND = re.compile(r"\binstall\b(?:[^\n\\]|\\\n|\\.)*")
+_COMMAND = re.compile(r"(?m)^[^#\n]*\b(?:pip3?|uv|(?:micro)?mamba|conda)\b[^\n]{0,80}\binstall\b(?:[^\n\\]|\\\n|\\.)*")
+"""A command that installs, to the end of its last line: no prose, and none behind #."""
 _NUMBER = r"(\d+(?:\.\d+){1,3})(?![\w.])"
 """A tag of a release."""
 LARGEST = 400_000
@@ -27,7 +28,8 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
     bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
     expression = rf"(?<![\w.-]){re.escape(package)}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}"
     name, branch = re.escape(package), rf"clone [^\n]{{0,80}}(?:-b|--branch)[ =]v?{_NUMBER}"
-    later = rf"\b(?:(?!\bclone\b)[^\0]){{0,300}}?\bgit checkout (?:tags/)?v?{_NUMBER}"
+    other = rf"\b(?:clone\b|(?:cd|pushd|WORKDIR) +(?!(?:\S{{0,200}}/)?[\"']?{name}\b))"  # of another folder
+    later = rf"\b(?:(?!{other})[^\0]){{0,300}}?\bgit checkout (?:tags/)?v?{_NUMBER}"
     git = re.compile(rf"{branch}[^\n]{{0,120}}/{name}\b|/{name}(?:\.git)?(?:@v?{_NUMBER}|{later})")
     for file in _files(path):
         text = read_text(file)
