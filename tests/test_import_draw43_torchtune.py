@@ -54,9 +54,11 @@ def test_the_releases_between_two_bounds(tmp_path: Path, pin: str, steps: int | 
 
 
 @pytest.mark.parametrize(("line", "asked"), [
-    ("pip install -e ../torchtune\ncd ../apex\ngit checkout 0.3.1", 1), ("cd torchtune && pip install . && cd .. && git checkout 0.3.1", 1),
+    ("pip install -e ../torchtune\ncd ../apex\ngit checkout 0.3.1", 1),
+    ("cd torchtune && pip install . && cd .. && git checkout 0.3.1", 1),
     ("git clone https://example.com/torchtune\ncd torchtune\ngit checkout v0.3.1", 0),
-    ("cd src/torchtune\ngit checkout v0.3.1", 0), ("We tested to install with torchtune==0.3.1.", 1), ("# pip install torchtune==0.3.1", 1),
+    ("cd src/torchtune\ngit checkout v0.3.1", 0), ("We tested to install with torchtune==0.3.1.", 1),
+    ("pip install torchtune<...>", 1), ("# pip install torchtune==0.3.1", 1),
     ("RUN apt-get update && \\\n  python -m pip install -U \\\n  torchtune==0.3.1", 0), ("uv pip install torchtune==0.3.1", 0),
 ])  # fmt: skip
 def test_commands_that_install_a_release(tmp_path: Path, line: str, asked: int) -> None:
