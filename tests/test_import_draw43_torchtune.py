@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from import_files import asked_for, written
 
+from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.trainers.torchtune import published_configs
 
 SINGLE = "tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device"
 
@@ -22,6 +24,7 @@ def test_a_published_configuration_of_an_open_release_asks_for_it(tmp_path: Path
     written(tmp_path, f"{command}\n", "setup.sh")
     found = _read(tmp_path, SINGLE)
     assert asked_for(found) == ["torchtune"]
+    assert "nothing pins to one: up to 0.3.1 configuration 'llama3_1/8B_lora_single_device' has grad" in found.questions[0].about
     assert "gradient_accumulation_steps=64 instead of 8" in found.questions[0].about
 
 
@@ -64,6 +67,14 @@ def test_the_releases_between_two_bounds(tmp_path: Path, pin: str, steps: int | 
 def test_commands_that_install_a_release(tmp_path: Path, line: str, asked: int) -> None:
     written(tmp_path, f"{line}\n", "setup.sh")
     assert asked_for(_read(tmp_path, SINGLE)) == ["torchtune"] * asked
+
+
+def test_a_class_that_only_moved_to_another_module_is_no_other_plan() -> None:
+    older = library.read_yaml(Path(published_configs.__file__).with_name("older_configs.yaml"))
+    for name, releases in older.items():
+        for place, value in (one for differs in releases.values() for one in differs.items() if one[0].endswith("_component_")):
+            today = published_configs.known()[name][place.partition(".")[0]]["_component_"]
+            assert str(value).rpartition(".")[2] != today.rpartition(".")[2]
 
 
 def test_any_patch_of_a_version_is_a_range(tmp_path: Path) -> None:

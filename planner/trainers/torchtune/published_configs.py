@@ -42,7 +42,7 @@ def as_released(path: Path, name: str, said: Given, over: Container[str]) -> tup
         return _with(data, other[newest]), notes
     last = [one for one, after in pairwise(possible) if other[one] != other[after]]
     differs = _text(data, other[last[-1]])
-    about = f"release of torchtune, which nothing here pins and whose {shown(name)} it takes; up to {last[-1]}, {differs}"
+    about = f"torchtune's release, which nothing pins to one: up to {last[-1]} configuration {shown(name)} has {differs}"
     if all(one.name != SETTING for one in said.questions):
         said.questions.append(Question(name=SETTING, about=about, choices=(*last, newest)))
     return data, ()
