@@ -251,8 +251,8 @@ def _activations_on_the_host(given: Settings) -> dict[str, int]:
 def _recompute(given: Settings, vpp: int) -> dict[str, int]:
     fields = recompute(_core(given), "none")
     method, layers = given.get("model.recompute_method"), given.number("model.recompute_num_layers", 0, 0)
-    part = fields["recompute"] == Recompute.FULL and method == "block" and layers
-    return {**fields, "recompute_layers": layers * vpp} if part else fields
+    part = fields["recompute"] == Recompute.FULL and method == "block"
+    return {**fields, "recompute_layers": layers * vpp} if part and layers else fields
 
 
 def _core(given: Settings) -> Settings:
