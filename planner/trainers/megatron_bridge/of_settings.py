@@ -85,8 +85,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     evenly = padded_experts(given.data.get(CAPACITY[0]), given.data.get(CAPACITY[1]), fields["ep"])
     for name in CAPACITY if evenly is not None else ():
         given.get(name)
-    length, packed = _length(given)
-    options, changed = _trainer(given, trainer)
+    (length, packed), (options, changed) = _length(given), _trainer(given, trainer)
     noted = (*noted, *of_dense_layers(_core(given), fields, said.spec() or model))
     return Reading(
         trainer=options, fields=fields, model=model, model_name=hf, num_gpus=gpus, global_batch_size=batch,
