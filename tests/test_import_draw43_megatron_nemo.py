@@ -71,9 +71,10 @@ model:
         read(written(tmp_path, text, "tuning_config.yaml"), "nemo")
 
 
-def test_recipes_of_benchmarks_balance_experts_by_force(tmp_path: Path) -> None:
-    command = "python scripts/performance/setup_experiment.py --gpu gb200 --model_recipe_name qwen3_30b_a3b --num_gpus 8"
-    assert read(written(tmp_path, f"{command} --compute_dtype bf16\n", "run.sh")).expert_imbalance == 1.0
+@pytest.mark.parametrize(("model", "evenly"), [("qwen3_30b_a3b", 1.0), ("llama3_8b", None)])
+def test_recipes_of_benchmarks_balance_experts_by_force(tmp_path: Path, model: str, evenly: float | None) -> None:
+    command = f"python scripts/performance/setup_experiment.py --gpu gb200 --model_recipe_name {model} --num_gpus 8"
+    assert read(written(tmp_path, f"{command} --compute_dtype bf16\n", "run.sh")).expert_imbalance == evenly
 
 
 TABLE = """#!/bin/bash

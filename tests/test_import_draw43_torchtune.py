@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from import_files import asked_for, written
 
+from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.trainers.torchtune import published_configs
 
 SINGLE = "tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device"
 
@@ -22,6 +24,7 @@ def test_a_published_configuration_of_an_open_release_asks_for_it(tmp_path: Path
     written(tmp_path, f"{command}\n", "setup.sh")
     found = _read(tmp_path, SINGLE)
     assert asked_for(found) == ["torchtune"]
+    assert "nothing pins to one: up to 0.3.1 configuration 'llama3_1/8B_lora_single_device' has grad" in found.questions[0].about
     assert "gradient_accumulation_steps=64 instead of 8" in found.questions[0].about
 
 
@@ -39,6 +42,45 @@ def test_a_published_configuration_as_its_release_has_it(tmp_path: Path, version
         assert ("loss=full" in found.trainer) == (loss == "full")
     assert "as torchtune" in said.notes[-1]
     assert (f"as torchtune {version[:3]}" in " ".join(pinned.notes)) == (steps == 64)
+
+
+@pytest.mark.parametrize(("pin", "steps", "choices"), [
+    ("torchtune>=0.3,<0.4", 64, []), ("torchtune<0.3", 64, []), ("torchtune>=0.3.1,<0.4.0", 64, []),
+    ("torchtune<=0.3", None, ["0.2", "0.3.0"]), ("torchtune>=0.5,<0.4", None, ["0.2", "0.3.1", "main"]),
+    ("torchtune>=0.3,<0.5", None, ["0.3.1", "0.4"]),
+])  # fmt: skip
+def test_the_releases_between_two_bounds(tmp_path: Path, pin: str, steps: int | None, choices: list[str]) -> None:
+    written(tmp_path, f"{pin}\n", "requirements.txt")
+    found = _read(tmp_path, SINGLE)
+    assert [one for asked in found.questions for one in asked.choices] == choices
+    assert steps is None or found.fields["num_microbatches"] == steps
+
+
+@pytest.mark.parametrize(("line", "asked"), [
+    ("pip install -e ../torchtune\ncd ../apex\ngit checkout 0.3.1", 1),
+    ("cd torchtune && pip install . && cd .. && git checkout 0.3.1", 1),
+    ("git clone https://example.com/torchtune\ncd torchtune\ngit checkout v0.3.1", 0),
+    ("cd src/torchtune\ngit checkout v0.3.1", 0), ("We tested to install with torchtune==0.3.1.", 1),
+    ("pip install torchtune<...>", 1), ("# pip install torchtune==0.3.1", 1),
+    ("RUN apt-get update && \\\n  python -m pip install -U \\\n  torchtune==0.3.1", 0), ("uv pip install torchtune==0.3.1", 0),
+])  # fmt: skip
+def test_commands_that_install_a_release(tmp_path: Path, line: str, asked: int) -> None:
+    written(tmp_path, f"{line}\n", "setup.sh")
+    assert asked_for(_read(tmp_path, SINGLE)) == ["torchtune"] * asked
+
+
+def test_a_class_that_only_moved_to_another_module_is_no_other_plan() -> None:
+    older = library.read_yaml(Path(published_configs.__file__).with_name("older_configs.yaml"))
+    for name, releases in older.items():
+        for place, value in (one for differs in releases.values() for one in differs.items() if one[0].endswith("_component_")):
+            today = published_configs.known()[name][place.partition(".")[0]]["_component_"]
+            assert str(value).rpartition(".")[2] != today.rpartition(".")[2]
+
+
+def test_any_patch_of_a_version_is_a_range(tmp_path: Path) -> None:
+    written(tmp_path, "torchtune==0.3.*\n", "requirements.txt")
+    found = _read(tmp_path, "tune run lora_finetune_single_device --config llama3/8B_qlora_single_device")
+    assert [one.choices for one in found.questions] == [("0.3.0", "0.3.1")]
 
 
 def test_releases_that_agree_are_not_asked_about(tmp_path: Path) -> None:

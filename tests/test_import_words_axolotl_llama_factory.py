@@ -47,7 +47,7 @@ def test_full_bf16_is_no_mixed_precision(tmp_path: Path) -> None:
     ("eager_attention: true\n", "unfused", ""), ("sdp_attention: true\n", "best", ""), ("flash_attention: true\n", "fa2", ""),
     ("xformers_attention: true\nflash_attention: true\n", "", "attention by xformers is priced as flash attention"),
     ("flex_attention: true\n", "", "attention by flex_attention is priced"),
-    ("s2_attention: true\n", "best", "s2_attention: priced as"), ("flash_attention: false\n", "best", "takes its own, sdpa"),
+    ("s2_attention: true\n", "best", "s2_attention: priced as"), ("flash_attention: false\n", "best", "uses sdpa"),
 ])  # fmt: skip
 def test_switches_of_attention(tmp_path: Path, more: str, kernel: str, note: str) -> None:
     found = found_in(tmp_path, AXOLOTL + ADAPTERS + more)

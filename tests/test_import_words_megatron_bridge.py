@@ -6,6 +6,7 @@ import pytest
 from import_files import asked_for, written
 
 from planner.errors import PlannerError
+from planner.layout import Module, Recompute
 from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
@@ -89,6 +90,12 @@ def test_recompute_offload_and_packing_of_megatron_bridge(tmp_path: Path) -> Non
     block = "model.recompute_granularity=full model.recompute_method=block model.recompute_num_layers=2"
     stages = "model.pipeline_model_parallel_size=2 model.virtual_pipeline_model_parallel_size=2 model.context_parallel_size=1"
     assert _over(tmp_path, f"{block} {stages}").fields["recompute_layers"] == 4
+    named = "model.recompute_granularity=selective 'model.recompute_modules=[layernorm,mlp]'"
+    dense, experts = _over(tmp_path, named), _over(tmp_path, named, "qwen3_30b_a3b_pretrain_config")
+    assert [bool(one.fields["recompute_modules"] & Module.NORM) for one in (dense, experts)] == [False, True]
+    assert [any("layernorm: nothing in a dense model" in note for note in one.notes) for one in (dense, experts)] == [True, False]
+    alone = _over(tmp_path, named.replace(",mlp", ""))
+    assert (alone.fields["recompute"], alone.fields["recompute_modules"]) == (Recompute.NONE, 0)
     found = _over(tmp_path, "model.cpu_offloading=true model.cpu_offloading_num_layers=3")
     assert [found.fields[one] for one in ("offload_activations", "offload_layers")] == [1, 3]
     packed = _over(tmp_path, "dataset.packed_sequence_specs.packed_sequence_size=4096", "qwen3_8b_sft_config")

@@ -57,9 +57,9 @@ def flat(data: dict[str, Any], before: str = "") -> dict[str, Any]:
 def other(old: dict[str, Any], today: dict[str, Any]) -> dict[str, Any]:
     """What an older configuration says otherwise in another plan; null = not said. Of adapters the order is none."""
     def plan(name: str, value: Any) -> Any:
-        named = str(value).rpartition(".")[2]
+        named = str(value).rpartition(".")[2]  # its module may move
         usual = value is not True and value in (None, False, 0, 1)
-        return LOSSES.get(named, named) if name == "loss._component_" else sorted(value) if isinstance(value, list) else (
+        return LOSSES.get(named, named) if name.endswith("._component_") else sorted(value) if isinstance(value, list) else (
             None if usual else value)  # fmt: skip
 
     names = [one for one in dict.fromkeys([*old, *today]) if one not in SAME]

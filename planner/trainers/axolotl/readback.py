@@ -260,8 +260,9 @@ def _kernel_notes(given: Settings, kind: str) -> tuple[str, ...]:
     kernel, found = _attention(given), []
     if not kernel:
         sdpa = _by_itself(given) == "sdpa"
-        what = "sdpa, where it has that for the model from 4.36 on; eager would keep all scores" if sdpa else "eager, before 4.36"
-        found.append(f"no kernel of attention is switched on: transformers takes its own, {what}")
+        best = "transformers (4.36 and later) uses sdpa where the model supports it; with eager, attention scores are kept"
+        what = f"{best} and memory comes out too low" if sdpa else "transformers before 4.36 uses eager"
+        found.append(f"no attention kernel is named: {what}")
     if kernel and kernel not in KERNELS:
         found.append(f"attention by {kernel[:60]} is priced as flash attention")
     if kind == "deepspeed" and given.get("torch_compile") in (True, "true", "auto"):

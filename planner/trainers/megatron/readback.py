@@ -26,7 +26,7 @@ from planner.trainers.megatron.arguments import (
 )  # fmt: skip
 from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strangers, translate, until_2020
 from planner.trainers.megatron.own_program import labels, take_around
-from planner.trainers.megatron.recompute_words import OF_EXPERTS, nothing_repeated
+from planner.trainers.megatron.recompute_words import nothing_repeated, of_dense
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import (
@@ -203,8 +203,7 @@ def _of_dense_layers(found: Arguments, model: ModelSpec | None) -> None:
     other = other or (model is not None and (model.is_moe or model.is_mla))
     if not isinstance(names, list) or other or found.get("transformer_impl") == "local":
         return
-    still = [one for one in names if one in OF_EXPERTS]
-    left = [one for one in names if one not in still]
+    left, still = of_dense(names)
     if still:
         found.notes.append(nothing_repeated(still))
         found["recompute_modules"] = left

@@ -28,6 +28,12 @@ def recompute(given: Settings, usual: str) -> dict[str, int]:
     return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
 
 
+def of_dense(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(Modules whose recompute repeats something in dense layers, those where it repeats nothing)."""
+    named = list(names)
+    return [one for one in named if one not in OF_EXPERTS], [one for one in named if one in OF_EXPERTS]
+
+
 def nothing_repeated(names: Iterable[str]) -> str:
     """The note on modules that are left out."""
     return f"recompute of {', '.join(names)}: nothing in a dense model, whose norms are part of linear layers"
@@ -39,10 +45,10 @@ def of_dense_layers(given: Settings, fields: dict[str, int], model: ModelSpec | 
     if model is None or model.is_moe or model.is_mla or given.get("transformer_impl") == "local":
         return ()
     mask = fields.get("recompute_modules", 0)
-    still = [name for module, name in MODULES.items() if name in OF_EXPERTS and mask & int(module)]
+    left, still = of_dense(name for module, name in MODULES.items() if mask & int(module))
     if not still:
         return ()
-    fields["recompute_modules"] = mask & ~sum(int(module) for module, name in MODULES.items() if name in still)
+    fields["recompute_modules"] = sum(int(module) for module, name in MODULES.items() if name in left)
     if not fields["recompute_modules"]:
         fields["recompute"] = int(Recompute.NONE)
     return (nothing_repeated(still),)

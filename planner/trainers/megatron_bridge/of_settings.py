@@ -11,7 +11,8 @@ from planner.layout import CpMethod, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS, MODULES
+from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS
+from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.megatron.trainer_words import GRADIENT_OF_LOGITS, STATE_TYPES, loss_fusion
 from planner.trainers.megatron_bridge import effective
 from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, without_layers
@@ -84,8 +85,8 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     evenly = padded_experts(given.data.get(CAPACITY[0]), given.data.get(CAPACITY[1]), fields["ep"])
     for name in CAPACITY if evenly is not None else ():
         given.get(name)
-    length, packed = _length(given)
-    options, changed = _trainer(given, trainer)
+    (length, packed), (options, changed) = _length(given), _trainer(given, trainer)
+    noted = (*noted, *of_dense_layers(_core(given), fields, said.spec() or model))
     return Reading(
         trainer=options, fields=fields, model=model, model_name=hf, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision=effective.precision(given), optimizer=_optimizer(given),
@@ -247,19 +248,16 @@ def _activations_on_the_host(given: Settings) -> dict[str, int]:
 
 
 def _recompute(given: Settings, vpp: int) -> dict[str, int]:
-    mode = given.get("model.recompute_granularity")
+    fields = recompute(_core(given), "none")
     method, layers = given.get("model.recompute_method"), given.number("model.recompute_num_layers", 0, 0)
-    if mode not in ("full", "selective"):
-        return {"recompute": int(Recompute.NONE)}
-    if mode == "full":
-        return {"recompute": int(Recompute.FULL), **({"recompute_layers": layers * vpp} if method == "block" and layers else {})}
-    known, mask = {name: module for module, name in MODULES.items()}, 0
-    named = given.get("model.recompute_modules", ["core_attn"])
-    for name in named if isinstance(named, list) else [str(named)]:
-        if name not in known:
-            raise PlannerError(f"{given.where('model.recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
-        mask |= int(known[name])
-    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+    part = fields["recompute"] == Recompute.FULL and method == "block"
+    return {**fields, "recompute_layers": layers * vpp} if part and layers else fields
+
+
+def _core(given: Settings) -> Settings:
+    """Settings of the model as a section of their own."""
+    own = {name.removeprefix("model."): value for name, value in given.data.items() if name.startswith("model.")}
+    return Settings(given.path, own, "model.", given.asked, given.said)
 
 
 def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:

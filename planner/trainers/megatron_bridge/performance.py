@@ -71,9 +71,11 @@ def settings(path: Path, said: Given, found: Launch) -> tuple[dict[str, Any], in
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
-    """Settings of the performance recipes by their names; those of pre-training send every expert as many tokens by force."""
+    """Settings of the performance recipes by their names; those of pre-training with experts, which all say their degree of
+    expert parallelism, send every expert as many tokens by force."""
     data: Mapping[str, Mapping[str, Any]] = library.read_yaml(Path(__file__).with_name("perf_recipes.yaml"))["recipes"]
-    return {name: {"model.moe_router_force_load_balancing": "_pretrain_" in name, **one} for name, one in data.items()}
+    forced = {name: "_pretrain_" in name and "model.expert_model_parallel_size" in one for name, one in data.items()}
+    return {name: {"model.moe_router_force_load_balancing": forced[name], **one} for name, one in data.items()}
 
 
 def _hardware(gpu: str) -> str | None:

@@ -25,15 +25,29 @@ _VALUE = re.compile(
 """device: xpu, backend = "tpu", --device npu, distributed_type: MULTI_HPU; not what a program chooses by what is there."""
 _SWITCH = re.compile(rf"(?im)^[^#\n]{{0,200}}?\b(?:use_)?({_ANY})(?:_device)?[\"']?[ \t]*[:=][ \t]*[\"']?true\b")
 """use_xpu: true, xla: true."""
+_PATCHES = {
+    "torch_npu": "npu", "habana_frameworks": "hpu", "optimum.habana": "hpu", "ipex_llm": "xpu",
+    "intel_extension_for_pytorch": "xpu",
+}  # fmt: skip
+"""Modules that put a trainer on another machine, with kernels and formats of low bits of their own."""
+
+
+def _modules(*names: str) -> str:
+    return "|".join(map(re.escape, names))
+
+
+def _imports(kind: str) -> str:
+    """An import of a module of one machine."""
+    return rf"^(?:import|from) +(?:{_modules(*(one for one, of in _PATCHES.items() if of == kind))})\b"
+
+
 _SIGNS = (
     ("tpu", r"^(?:import|from) +torch_(?:tpu|xla)\b|\bTPU\w{0,60}Config\b|^\[tpu\w*\]"
             r"|\buse_splash_attention\w{0,40}[ \t]*=[ \t]*true|\bPJRT_DEVICE=TPU"),
-    ("npu", r"^(?:import|from) +torch_npu\b|^[ \t]*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S{0,100}set_env"
+    ("npu", _imports("npu") + r"|^[ \t]*(?:export +)?(?:ASCEND|HCCL)_\w+=|ascend-toolkit\S{0,100}set_env"
             r"|^(?![ \t]*#).*--distributed-backend[ =]hccl"),
-    ("hpu", r"^(?:import|from) +(?:habana_frameworks|optimum\.habana)\b|\buse_habana\b[^\n]{0,4}true"
-            r"|^[ \t]*(?:export +)?PT_HPU_\w+="),
-    ("xpu", r"^(?:import|from) +(?:ipex_llm|intel_extension_for_pytorch)\b"
-            r"|^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
+    ("hpu", _imports("hpu") + r"|\buse_habana\b[^\n]{0,4}true|^[ \t]*(?:export +)?PT_HPU_\w+="),
+    ("xpu", _imports("xpu") + r"|^[ \t]*(?:export +)?(?:ZE_AFFINITY_MASK|ONEAPI_DEVICE_SELECTOR|CCL_ZE_\w+)="),
     ("dcu", r"^#SBATCH +--gres[= ]dcu\b|^(?![ \t]*#).*\bhipprof\b"),
     ("neuron", r"^(?:import|from) +(?:neuronx_distributed|optimum\.neuron|torch_neuronx)\b|^[ \t]*(?:export +)?NEURON_\w+="),
 )  # fmt: skip
@@ -51,11 +65,7 @@ def other_machines(path: Path, found: Reading) -> tuple[str, ...]:
 
 
 _SETTINGS = (".yaml", ".yml", ".json", ".toml")
-_PATCHED = re.compile(
-    r"^(?:import|from) +(ipex_llm|intel_extension_for_pytorch|torch_npu|optimum\.habana|habana_frameworks)\b", re.MULTILINE
-)
-"""Modules that put a trainer on another machine, with kernels and formats of low bits of their own."""
-_MACHINES = {"ipex": "xpu", "intel": "xpu", "torch": "npu", "optimum.habana": "hpu", "habana": "hpu"}
+_PATCHED = re.compile(rf"^(?:import|from) +({_modules(*_PATCHES)})\b", re.MULTILINE)
 MOST_BESIDE = 20
 
 
@@ -64,7 +74,7 @@ def _by_a_program(path: Path) -> tuple[str, ...]:
     programs = sorted(path.resolve().parent.glob("*.py"))[:MOST_BESIDE]
     for file in programs:
         if (found := _PATCHED.search(read_text(file))) is not None:
-            kind = NAMES[_MACHINES[found[1].partition("_")[0]]]
+            kind = NAMES[_PATCHES[found[1]]]
             what = f"{file.name} beside it imports {found[1]}: if that trains, it is for {kind}: this plan's GPUs are a stand-in"
             why = "its own formats of low bits are not priced, and where its attention keeps all scores memory comes out too low"
             return (f"{what}: {why}",)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from planner import library
@@ -16,7 +17,8 @@ NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py
 """Where projects say what they are installed with."""
 INSTALL = ("Dockerfile*", "install*.sh", "setup*.sh", "README.md")
 """Where they say how, as a script does that installs what it starts: a command of pip, since what else is named is advice."""
-_COMMAND = re.compile(r"\binstall\b(?:[^\n\\]|\\\n|\\.)*")
+_COMMAND = re.compile(r"(?m)^[^#\n]*\b(?:pip3?|uv|(?:micro)?mamba|conda)\b[^\n]{0,80}\binstall\b(?:[^\n\\]|\\\n|\\.)*")
+"""A command that installs, to the end of its last line: no prose, and none behind #."""
 _NUMBER = r"(\d+(?:\.\d+){1,3})(?![\w.])"
 """A tag of a release."""
 LARGEST = 400_000
@@ -24,27 +26,46 @@ LARGEST = 400_000
 
 def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(lowest, highest) version of a package that the project around a file allows, () = no bound; None = it does not say."""
-    bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
-    expression = rf"(?<![\w.-]){re.escape(package)}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}"
-    name, branch = re.escape(package), rf"clone [^\n]{{0,80}}(?:-b|--branch)[ =]v?{_NUMBER}"
-    later = rf"\b(?:(?!\bclone\b)[^\0]){{0,300}}?\bgit checkout (?:tags/)?v?{_NUMBER}"
-    git = re.compile(rf"{branch}[^\n]{{0,120}}/{name}\b|/{name}(?:\.git)?(?:@v?{_NUMBER}|{later})")
     for file in _files(path):
-        text = read_text(file)
-        if (tag := git.search(text)) is not None:
-            version = tuple(map(int, next(filter(None, tag.groups())).split(".")))
-            return version, version
-        if file.resolve() == path.resolve() or any(file.match(one) for one in INSTALL):
-            text = "\n".join(_COMMAND.findall(text))
-        for found in re.findall(expression, text):
-            low: tuple[int, ...] = ()
-            high: tuple[int, ...] = ()
-            for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found):
-                version = tuple(int(one) for one in number.split(".") if one)
-                low = version if mark in ("==", "~=", ">=", ">") else low
-                high = version if mark in ("==", "<=", "<") else (*version[:-1], 10**6) if mark == "~=" else high
-            return low, high
+        commands = file.resolve() == path.resolve() or any(file.match(one) for one in INSTALL)
+        if (found := _in_text(read_text(file), package, commands)) is not None:
+            return found
     return None
+
+
+@lru_cache(maxsize=32)
+def _in_text(text: str, package: str, commands: bool) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What one text says, ``commands``: by commands alone. An import asks a dozen times about the same files and two packages."""
+    bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
+    name, branch = re.escape(package), rf"clone [^\n]{{0,80}}(?:-b|--branch)[ =]v?{_NUMBER}"
+    other = rf"\b(?:clone\b|(?:cd|pushd|WORKDIR) +(?!(?:\S{{0,200}}/)?[\"']?{name}\b))"  # of another folder
+    later = rf"\b(?:(?!{other})[^\0]){{0,300}}?\bgit checkout (?:tags/)?v?{_NUMBER}"
+    git = re.compile(rf"{branch}[^\n]{{0,120}}/{name}\b|/{name}(?:\.git)?(?:@v?{_NUMBER}|{later})")
+    if (tag := git.search(text)) is not None:
+        version = tuple(map(int, next(filter(None, tag.groups())).split(".")))
+        return version, version
+    text = "\n".join(_COMMAND.findall(text)) if commands else text
+    found = re.search(rf"(?<![\w.-]){name}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}", text)
+    if found is None:
+        return None
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
+    for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found[1]):
+        version = tuple(int(one) for one in number.split(".") if one)
+        low = version if mark in ("==", "~=", ">=", ">") else low
+        if mark == "<":
+            high = _below(version) if version else high
+        elif mark == "~=" or number.endswith("."):  # ==0.3.*
+            high = (*version[: -1 if mark == "~=" else None], 10**6)
+        elif mark in ("==", "<="):
+            high = version
+    return low, high
+
+
+def _below(version: tuple[int, ...]) -> tuple[int, ...]:
+    """The last version before one: 0.3 with any patch before 0.4, and before 0.4.0."""
+    last = max((place for place, number in enumerate(version) if number), default=0)
+    return (*version[:last], version[last] - 1, 10**6)
 
 
 def project_root(path: Path) -> Path:

@@ -33,7 +33,7 @@ def as_released(path: Path, name: str, said: Given, over: Container[str]) -> tup
         return _with(data, _differs(name, release)), (f"configuration {name} as torchtune {release} has it, as is said",)
     low, high = pinned(path, "torchtune") or ((), ())
     first = RELEASES.index(_of((*low, 0, 0)[:3])) if low else 0
-    possible = RELEASES[first : RELEASES.index(_of((*high, 0, 0)[:3] if high == low else high)) + 1 if high else None]
+    possible = RELEASES[first : RELEASES.index(_of((*high, 0, 0)[:3])) + 1 if high else None] or RELEASES  # bounds may contradict
     other = {one: {key: value for key, value in _differs(name, one).items() if key not in over and key not in said.settings}
              for one in possible}  # fmt: skip
     newest = possible[-1]
@@ -42,7 +42,7 @@ def as_released(path: Path, name: str, said: Given, over: Container[str]) -> tup
         return _with(data, other[newest]), notes
     last = [one for one, after in pairwise(possible) if other[one] != other[after]]
     differs = _text(data, other[last[-1]])
-    about = f"release of torchtune, which nothing here pins and whose {shown(name)} it takes; up to {last[-1]}, {differs}"
+    about = f"torchtune's release, which nothing pins to one: up to {last[-1]} configuration {shown(name)} has {differs}"
     if all(one.name != SETTING for one in said.questions):
         said.questions.append(Question(name=SETTING, about=about, choices=(*last, newest)))
     return data, ()

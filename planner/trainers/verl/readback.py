@@ -286,7 +286,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     }  # fmt: skip
     if config.get("strategy") not in (None, "fsdp", "fsdp2"):
         raise PlannerError(f"{config.where('strategy')} is {shown(config.get('strategy'))}; a plan knows fsdp and fsdp2")
-    waits = (WAITS,) if True in {config.flag(f"{what}_offload") for what in ("param", "optimizer")} else ()
+    waits = (WAITS,) if True in {config.flag(f"{what}_offload") for what in ("param", "optimizer")} else ()  # any() asks for one
     if gpus is not None:
         dp = quotient(gpus, sp, f"{given.path}: GPUs by ulysses_sequence_parallel_size")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
@@ -336,7 +336,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
         dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
     ahead, foreseen = _mtp(model, spec, megatron=True)
-    waits = (OFFLOAD,) if True in {engine.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")} else ()
+    waits = (OFFLOAD,) if True in {engine.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")} else ()  # so too
     return Reading(
         trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,
