@@ -66,7 +66,7 @@ def test_a_program_beside_a_file_that_is_for_other_machines(tmp_path: Path, modu
     assert not any("stand-in" in one for one in _read(tmp_path, "adapter: lora\n").notes)
     written(tmp_path, f"from {module} import patch\npatch(train=True)\n", "finetune.py")
     note = _read(tmp_path, "adapter: lora\n").notes[-1]
-    assert f"finetune.py beside it imports {module}" in note and machine in note
+    assert f"finetune.py next to it imports {module}" in note and machine in note
 
 
 def test_a_program_that_patches_for_gpus_of_intel_is_for_them(tmp_path: Path) -> None:

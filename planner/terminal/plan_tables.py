@@ -235,7 +235,7 @@ def work_text(work: Workload) -> str:
 def _adapters(work: Workload) -> str:
     """Adapters in the line of a job, which says nothing where every weight is trained."""
     where = "" if work.lora_targets == "all" else f" on {work.lora_targets} alone"
-    whole = f" beside trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
+    whole = f" and trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
     return f", adapters of rank {work.lora_rank}{where}{whole} on a base in {work.frozen_weights}" if work.lora_rank else ""
 
 

@@ -183,7 +183,7 @@ def state_parts(
     shard, expert_shard = shard_groups(layout, trainer)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    own = 1.0 if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1] / new  # gradients of tables beside adapters
+    own = 1.0 if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1] / new  # of tables trained with adapters
     dense, tables, heads = dense + parameters.whole * (own - 1.0), own * workload.trains("embedding"), own * workload.trains("head")
     learned = parameters.adapters / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     outside = experts_outside(layout, trainer)
@@ -192,7 +192,7 @@ def state_parts(
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
-    whole = first * (column(layout.tp) if trainer.stored.whole_table_gradient else 1.0)
+    whole = first * column(layout.tp) if trainer.stored.whole_table_gradient else first
     cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
     on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
     new_layer = (unit / shard + experts / expert_shard) * new * learned
@@ -202,8 +202,8 @@ def state_parts(
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
     accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
-    largest, whose = np.maximum(unit, experts), np.where(experts > unit, expert_shard, shard)
-    copied = np.where(whose == 1.0, largest, 0.0)
+    largest = np.maximum(unit, experts)
+    copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
         "gathered": (gathered_parameters(workload, trainer, parameters) - outside * parameters.expert * layer) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),

@@ -56,6 +56,11 @@ def _few(n: Shape) -> Floats:
     return np.maximum(n.p - n.m, 0.0)
 
 
+def _round(n: Shape) -> Floats:
+    """Microbatches of a round of interleaved stages: p, m / (m // p) where p does not divide m.  [torch 2.13]"""
+    return n.m / np.maximum(n.m // n.p, 1.0)
+
+
 def _round_trip(n: Shape, s: Seconds) -> Floats:
     """Idle seconds with few microbatches in a V: the first one takes p (F + B - W) forth and back."""
     return np.maximum(n.p * (s.both - s.w) - n.m * s.both, 0.0)
@@ -76,7 +81,7 @@ EQUATIONS: dict[Schedule, Equations] = {
     Schedule.INTERLEAVED: Equations(
         idle=lambda n, s: s.others / n.v + _few(n) * s.both * (1.0 - 1.0 / n.v),
         in_flight=lambda n, i: (
-            np.minimum(n.m * n.v, 2.0 * (n.p - i - 1.0) + (n.v - 1.0) * n.m / np.maximum(n.m // n.p, 1.0) + 1.0) / n.v
+            np.minimum(n.m * n.v, 2.0 * (n.p - i - 1.0) + (n.v - 1.0) * _round(n) + 1.0) / n.v
         ),
     ),
     # (p - 1)(F + B - 2 W); with m < p too few weight gradients to fill the gaps  [Qi 2024, table 2, B including W]
@@ -140,13 +145,13 @@ def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
     first virtual stage in flight beyond those, where stages are interleaved. Of K = v in_flight passes the warm-up gives it the
     first of every round of g; then its forward passes start 2 (p - i) - 1 + (v - 2) g passes before its backward ones.
     """
-    schedule, (p, v, m) = _columns(layout)
+    schedule, shape = _columns(layout)
+    (p, v, m), rounds = shape, _round(shape)
     flights = in_flight(layout, position)
     chunks = np.where(schedule == Schedule.INTERLEAVED, v, 1.0)
     there = np.maximum(m - ((chunks - 1.0) * p + 1.0) / chunks, 0.0)
     share = np.minimum(np.ceil(np.maximum(m - flights, 0.0) * chunks / p) / chunks, 1.0)
-    interleaved, rounds = (schedule == Schedule.INTERLEAVED) & (v > 1) & (p > 1), m / np.maximum(m // p, 1.0)
-    ahead = 2.0 * (p - position) - 1.0
+    interleaved, ahead = (schedule == Schedule.INTERLEAVED) & (v > 1) & (p > 1), 2.0 * (p - position) - 1.0
     least, most = np.maximum(ahead - rounds, 0.0), np.minimum(ahead + (v - 2.0) * rounds, rounds)
     least, most = (np.where(interleaved, np.minimum(rounds + one, m) - flights, 0.0) for one in (least, most))
     columns = {

@@ -14,7 +14,7 @@ from planner.questions.what_if.changed_rows import Row
 from planner.questions.what_if.numbers import WhatIf
 from planner.questions.what_if.show_cheapest import print_cheapest, print_price_lists
 from planner.terminal.pictures import new_figure, write_picture
-from planner.terminal.plan_tables import samples
+from planner.terminal.plan_tables import job_text
 from planner.terminal.tables import percent, seconds, table
 from planner.units import format_count, format_energy
 
@@ -25,12 +25,8 @@ LEAST_SWEEP = 3
 def print_what_if(console: Console, found: WhatIf) -> None:
     """The job, one row per change, totals, reasons, sweeps, and the sources of prices."""
     resolved, rows, tokens = found.asked.resolved, found.rows, found.asked.pricing.tokens
-    work = resolved.job.workload
-    console.print(
-        f"[bold]{work.model.name}[/bold] on {resolved.job.cluster.num_gpus} x {resolved.hardware}, sequences of "
-        f"{work.sequence_length} tokens, {samples(work)} per step, {work.precision}, {work.optimizer}, trainer "
-        f"{resolved.trainer}"
-    )
+    job = resolved.job
+    console.print(job_text(job.workload, job.cluster, job.trainer), markup=False)
     if resolved.assumptions:
         said = ", ".join(f"{one.what} {one.value} ({one.flag})" for one in resolved.assumptions)
         console.print(Text(f"Assumed: {said}", style="dim"))

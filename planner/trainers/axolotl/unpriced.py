@@ -154,13 +154,13 @@ STORED = re.compile(r"(?i)4[-_]?bit|bnb|nf4|gptq|awq")
 
 
 def quantises(given: Settings) -> bool:
-    """Whether load_in_4bit counts: beside adapter: lora until 0.12 alone, in fp4 without double quantisation; later releases leave
+    """Whether load_in_4bit counts: with adapter: lora until 0.12 alone, in fp4 without double quantisation; later releases leave
     the base in 16 bits then.  [utils/models.py, loaders/model.py, _set_quantization_config]"""
     if given.get("adapter") != "lora" or STORED.search(given.label("base_model")):
         return True
     known = newer(given.path, "axolotl", (0, 13))
     if known is None and (given.said is None or given.said.setting("load_in_4bit") is None):
-        about = "beside adapter: lora axolotl reads it until 0.12 (true); 0.13 and later leave the base in 16 bits (false)"
+        about = "with adapter: lora axolotl reads it until 0.12 (true); 0.13 and later leave the base in 16 bits (false)"
         given.ask(Question(name="load_in_4bit", about=about, choices=("true", "false")))
     return not known
 

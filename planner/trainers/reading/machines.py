@@ -75,7 +75,7 @@ def _by_a_program(path: Path) -> tuple[str, ...]:
     for file in programs:
         if (found := _PATCHED.search(read_text(file))) is not None:
             kind = NAMES[_PATCHES[found[1]]]
-            what = f"{file.name} beside it imports {found[1]}: if that trains, it is for {kind}: this plan's GPUs are a stand-in"
+            what = f"{file.name} next to it imports {found[1]}: if that trains, it is for {kind}: this plan's GPUs are a stand-in"
             why = "its own formats of low bits are not priced, and where its attention keeps all scores memory comes out too low"
             return (f"{what}: {why}",)
     return ()

@@ -1,4 +1,4 @@
-"""Classes of arguments whose words a program itself gives its parser: what the parser makes, as if it stood in the text."""
+"""Arguments that a program hands to its parser as literals: read as calls of the classes that the parser makes of them."""
 
 import ast
 import re

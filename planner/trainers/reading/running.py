@@ -30,7 +30,7 @@ from planner.trainers.reading.versions import newer
 LAST = 10**9
 """Behind every line."""
 MOST_OF_A_FUNCTION = 400
-"""Nodes that what one function gives may cost."""
+"""Nodes that may be evaluated for the result of one function."""
 DEEPEST = 4
 """Functions that call functions."""
 _Under = tuple[tuple[tuple[ast.expr, bool], ...], str]

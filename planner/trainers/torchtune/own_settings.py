@@ -70,7 +70,7 @@ def held_by_the_loss(trainer: str, tokens: int, model: ModelSpec | None) -> tupl
     if held < 1.0 or "loss=" in trainer:
         return ()
     what = "bf16 logits" if compiled else "an fp32 log softmax"
-    return (f"the pieces of the loss keep {what} of all tokens until the backward pass: up to {held:.1f} GiB beside the plan",)
+    return (f"the pieces of the loss keep {what} of all tokens until the backward pass: up to {held:.1f} GiB on top of the plan",)
 
 
 def compile_option(given: Settings, adapters: bool) -> dict[str, str]:

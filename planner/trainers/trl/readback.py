@@ -65,7 +65,7 @@ def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
     file = program_file(path, program) if program else None
     if file is None or (named := own_model(file)) is None:
         return ()
-    what = "a class of its project: what its layers keep beside those of transformers is not in the plan, which may be too low"
+    what = "a class of its project: what its layers keep that transformers' do not is not in the plan, which may be too low"
     return (f"{file.name} loads {named}, {what}",)
 
 
