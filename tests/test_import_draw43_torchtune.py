@@ -10,6 +10,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.versions import pinned
 from planner.trainers.torchtune import published_configs
 
 SINGLE = "tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device"
@@ -116,3 +117,10 @@ def test_a_configuration_that_a_variable_names_is_asked_for_by_it(tmp_path: Path
     assert asked_for(found) == ["RECIPE", "torchtune"] and found.sequence_length is None
     found = _read(tmp_path, command, RECIPE="llama3_1/8B_full", torchtune="0.6")
     assert found.model is not None and (asked_for(found), found.model.name) == ([], "llama-3.1-8b")
+
+
+@pytest.mark.parametrize("text", ["torchtune=={}\n", "git clone own/torchtune\ncd torchtune\ngit checkout v0.{}\n"])
+def test_a_version_of_thousands_of_digits_is_none_that_stops_an_import(tmp_path: Path, text: str) -> None:
+    """Python converts no more than 4,300 digits."""
+    low, _ = pinned(written(tmp_path, text.format("9" * 5000), "requirements.txt"), "torchtune") or ((), ())
+    assert all(one < 10**60 for one in low)

@@ -19,7 +19,7 @@ INSTALL = ("Dockerfile*", "install*.sh", "setup*.sh", "README.md")
 """Where they say how, as a script does that installs what it starts: a command of pip, since what else is named is advice."""
 _COMMAND = re.compile(r"(?m)^[^#\n]*\b(?:pip3?|uv|(?:micro)?mamba|conda)\b[^\n]{0,80}\binstall\b(?:[^\n\\]|\\\n|\\.)*")
 """A command that installs, to the end of its last line: no prose, and none behind #."""
-_NUMBER = r"(\d+(?:\.\d+){1,3})(?![\w.])"
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9}){1,3})(?![\w.])"
 """A tag of a release."""
 LARGEST = 400_000
 
@@ -36,7 +36,7 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
 @lru_cache(maxsize=32)
 def _in_text(text: str, package: str, commands: bool) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """What one text says, ``commands``: by commands alone. An import asks a dozen times about the same files and two packages."""
-    bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
+    bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]{1,60}(?:\.\*)?[\s,\"']*)+)"
     name, branch = re.escape(package), rf"clone [^\n]{{0,80}}(?:-b|--branch)[ =]v?{_NUMBER}"
     other = rf"\b(?:clone\b|(?:cd|pushd|WORKDIR) +(?!(?:\S{{0,200}}/)?[\"']?{name}\b))"  # of another folder
     later = rf"\b(?:(?!{other})[^\0]){{0,300}}?\bgit checkout (?:tags/)?v?{_NUMBER}"
@@ -50,7 +50,7 @@ def _in_text(text: str, package: str, commands: bool) -> tuple[tuple[int, ...], 
         return None
     low: tuple[int, ...] = ()
     high: tuple[int, ...] = ()
-    for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found[1]):
+    for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]{1,60})", found[1]):
         version = tuple(int(one) for one in number.split(".") if one)
         low = version if mark in ("==", "~=", ">=", ">") else low
         if mark == "<":
