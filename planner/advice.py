@@ -1,9 +1,11 @@
 """When nothing fits: the cheapest changes that would make it fit, each searched and priced, one command line each."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner import library
+from planner.cluster import usual_counts
 from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
@@ -25,6 +27,8 @@ SMALLER_STATES = {
 QUANTISED = ("nf4", "nf4_dq", "int8")
 """Dtypes of a frozen base that save memory, the usual one first."""
 LORA_RANK = 16
+FEWEST = 0.75
+"""Part of the GPUs below which nobody leaves the others idle."""
 OTHER_GPUS = 3
 """Other GPUs are listed up to this many, cheapest step first."""
 
@@ -87,12 +91,16 @@ def loss_in_pieces(job: Job) -> str:
     return next((value for value in ("fused_linear", "chunked") if value in known and whole), "")
 
 
-def _try(change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> Advice | None:
-    """The best plan of a changed job, or None when it still does not fit or is not possible at all."""
+def _try(
+    change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str], least_rate: float = 0.0
+) -> Advice | None:  # fmt: skip
+    """The best plan of a changed job, or None when it still does not fit, is not possible at all, or cannot reach ``least_rate``
+    tokens/s."""
     text, flags = change
     try:
         job, pins = ask(flags)
-        finding = search(job, pins, top=1, only_fitting=True)
+        within = job.workload.tokens / least_rate if least_rate else math.inf
+        finding = search(job, pins, top=1, within=within, only_fitting=True)
     except PlannerError:
         return None
     if not finding.fit:
@@ -153,6 +161,20 @@ def _leaner(job: Job) -> Iterator[Iterator[Change]]:
     yield _quantised(job)
 
 
+def fewer_gpus(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:
+    """The number of GPUs below a job's own that is faster than all of them, where there is one; ``rate``: the job's tokens/s.
+
+    Stages, experts and the batch may share out better over fewer: deepseek-v3 with 2,048 sequences per step takes less time on
+    1,408 H100 than on 1,536. No power of two is worse than what lies below it where the batch is one as well, or a multiple.
+    """
+    gpus, batch = job.cluster.num_gpus, job.workload.global_batch_size
+    if gpus & (gpus - 1) == 0 and (batch & (batch - 1) == 0 or batch % gpus == 0):
+        return []
+    near = [n for n in usual_counts(job.cluster.hardware, FEWEST * gpus) if n < gpus]
+    what = "fewer GPUs, over which the job shares out better"
+    return _faster([(what, {"gpus": n, "nodes": None}) for n in near], rate, ask, command)[:1]
+
+
 def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:
     """Changes that need less memory and so make a job faster whose best plan keeps something on the host or repeats layers to fit;
     ``rate``: its tokens/s.
@@ -160,19 +182,27 @@ def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked
     The base of adapters is quantised where they are trained alone; adapters in place of all weights are another job.
     """
     changes = [one for kind in _leaner(job) for one in kind if job.workload.lora_rank or "lora_rank" not in one[1]]
-    found = [(flags, one) for text, flags in changes if (one := _try((text, flags), ask, command))]
+    return _faster(changes, rate, ask, command)[:OTHER_GPUS]
+
+
+def _faster(
+    changes: Sequence[Change], rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]
+) -> list[Gain]:
+    """Those of some changes that make more than ``rate`` tokens/s, the fastest first."""
+    found = [(flags, one) for text, flags in changes if (one := _try((text, flags), ask, command, rate / (1.0 - LEAST_GAIN)))]
     return [
         Gain(flag=flag_text(flags), what=one.change, gain=1.0 - rate / one.tokens_per_second, step_time_s=one.step_time_s,
              layout=one.layout)
         for flags, one in sorted(found, key=lambda pair: -pair[1].tokens_per_second)
         if rate < (1.0 - LEAST_GAIN) * one.tokens_per_second
-    ][:OTHER_GPUS]  # fmt: skip
+    ]  # fmt: skip
 
 
 def flag_text(flags: Mapping[str, Any]) -> str:
     """Changed flags as they are typed."""
     options = [f"{flag_of('options')} {name}={value}" for name, value in flags.get("options", {}).items()]
-    return " ".join([*(f"{flag_of(name)} {value}" for name, value in flags.items() if name != "options"), *options])
+    said = {name: value for name, value in flags.items() if name != "options" and value is not None}
+    return " ".join([*(f"{flag_of(name)} {value}" for name, value in said.items()), *options])
 
 
 def _loss(job: Job) -> Iterator[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,6 +13,19 @@ from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Order
 from planner.record import record
+
+EVERY_NODE = 16
+"""Up to this many nodes people order every number of them, beyond it eight per doubling."""
+MOST_GPUS = 2**20
+
+
+def usual_counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
+    """Numbers of GPUs that people order, from ``least``: the divisors of a node, then whole nodes, every one up to
+    EVERY_NODE of them and eight per doubling beyond."""
+    node = int(hardware.gpus_per_node)
+    nodes = [*range(1, EVERY_NODE), *(eighth << n for n in range(1, 21) for eighth in range(8, 16))]
+    sizes = [*(n for n in range(1, node) if node % n == 0), *(n * node for n in nodes)]
+    return (n for n in sizes if least <= n <= MOST_GPUS)
 
 
 @record

@@ -12,13 +12,14 @@ import pytest
 from test_what_if import SMALL, resolved
 
 import planner
+from planner.cluster import usual_counts
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.questions.best_plan import best_of
 from planner.questions.what_if import inverse as limits
 from planner.questions.what_if.changed_rows import Pricing, row_of
 from planner.questions.what_if.changes import Value, apply, base_variant
-from planner.questions.what_if.inverse import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
+from planner.questions.what_if.inverse import Goal, Question, fewest_gpus, largest_batch, longest_sequence
 from planner.search import Pins
 from tests.samples import HARDWARE
 
@@ -32,12 +33,12 @@ def question(job: ResolvedJob, goal: Goal | None = None, **changes: Any) -> Ques
 
 
 def test_counts_are_what_people_order() -> None:
-    found = list(counts(HARDWARE["h100-sxm"]))
+    found = list(usual_counts(HARDWARE["h100-sxm"]))
     assert found[:7] == [1, 2, 4, 8, 16, 24, 32] and 8 * 16 in found and 8 * 18 in found and 8 * 17 not in found
     assert found == sorted(found) and len(set(found)) == len(found)
     steps = [(b - a) / a for a, b in itertools.pairwise(found) if a >= 128]
     assert max(steps) <= 0.126
-    assert next(counts(HARDWARE["h100-sxm"], 100)) == 104
+    assert next(usual_counts(HARDWARE["h100-sxm"], 100)) == 104
 
 
 @pytest.mark.proof
@@ -48,7 +49,7 @@ def test_fewest_gpus_is_what_a_scan_of_every_size_finds(days: float | None) -> N
     ask = question(job, goal)
     tried: list[str] = []
     answer = fewest_gpus(dataclasses.replace(ask, say=tried.append))
-    for count in counts(job.job.cluster.hardware):
+    for count in usual_counts(job.job.cluster.hardware):
         row = ask.row(apply(ask.base, Value(flag="gpus", text=str(count), number=count)))[1]
         if not goal.missed(row):
             break
@@ -202,3 +203,15 @@ def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
     first, second = free.found.rows[-1], said.found.rows[-1]
     assert first.num_gpus < second.num_gpus and second.global_batch_size == 512
     assert f"with a global batch of {first.global_batch_size} instead of 512" in first.why
+
+
+def test_fewer_gpus_that_are_faster_are_named() -> None:
+    """Over 13 nodes the batch shares out by stages alone, over 12 by replicas too; powers of two are not asked."""
+    plans = planner.plan(model="llama-70b", gpus=104, hardware="h100-sxm", global_batch_size=512)
+    [fewer] = [one for one in plans.faster if one.flag.startswith("--gpus")]
+    there = planner.plan(model="llama-70b", gpus=int(fewer.flag.split()[1]), hardware="h100-sxm", global_batch_size=512)
+    assert int(fewer.flag.split()[1]) < 104
+    assert fewer.step_time_s == pytest.approx(there[0].estimate.step_time) and fewer.gain > 0.01
+    by_nodes = planner.plan(model="llama-70b", nodes=13, hardware="h100-sxm", global_batch_size=512)
+    assert fewer.flag in {one.flag for one in by_nodes.faster}
+    assert not any(one.flag.startswith("--gpus") for one in there.faster)

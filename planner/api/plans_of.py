@@ -32,7 +32,7 @@ def plans_of(
     finding = search(resolved.job, pins, most)
     _require_legal(resolved, finding, pins)
     resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, most)
-    from planner.advice import advise, off_the_host
+    from planner.advice import advise, fewer_gpus, off_the_host
     from planner.gains import gains, held_back
 
     def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
@@ -52,8 +52,9 @@ def plans_of(
     else:
         faster = held_back(finding) + gains(unstated)
         first = finding.layouts[0]
+        rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
+        faster = fewer_gpus(resolved.job, rate, ask, command) + faster
         if int(first.offloads) or (resolved.job.fine_tunes and int(first.recompute)):
-            rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
             leaner = off_the_host(resolved.job, rate, ask, command)
             faster = [one for one in faster if one.flag not in {other.flag for other in leaner}] + leaner
     attempts = [

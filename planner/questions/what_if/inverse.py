@@ -5,19 +5,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from planner.cluster import MOST_GPUS, usual_counts
 from planner.cost.parameters import total_parameters
 from planner.costs import DAY, HOUR
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
 from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import Value, Variant, apply
 from planner.record import record
 from planner.search import Pins
 
-EVERY_NODE = 16
-"""Up to this many nodes every number of nodes is tried, beyond it eight per doubling."""
-MOST_GPUS = 2**20
 POWER_OF_TWO = 1.01
 """No number of GPUs reaches more tokens per second and GPU than this many times the power of two below it: the global batch
 shares out over it, and so do heads, layers and experts. A test compares it with a scan of every size."""
@@ -100,17 +97,8 @@ class Question:
         return self.row(variant, rate=rate)
 
 
-def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
-    """Numbers of GPUs that people order, from ``least``: the divisors of a node, then whole nodes, every one up to
-    EVERY_NODE of them and eight per doubling beyond."""
-    node = int(hardware.gpus_per_node)
-    nodes = [*range(1, EVERY_NODE), *(eighth << n for n in range(1, 21) for eighth in range(8, 16))]
-    sizes = [*(n for n in range(1, node) if node % n == 0), *(n * node for n in nodes)]
-    return (n for n in sizes if least <= n <= MOST_GPUS)
-
-
 def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
-    """The smallest number of GPUs (of ``counts``) whose best plan fits and meets the goal.
+    """The smallest number of GPUs (of ``usual_counts``) whose best plan fits and meets the goal.
 
     Sizes are tried from below, so that a size that is illegal (its divisors do not match the batch or the model) hides no
     smaller one. Left out are sizes that hold no copy of the weights, and of the gradients where all weights are trained, 2
@@ -122,7 +110,7 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     except PlannerError:  # of this hardware no number of GPUs can be asked: the row says why
         return dataclasses.replace(ask.row(ask.base)[1], label=f"{label}: none")
     hardware, copies = job.cluster.hardware, 2.0 if job.workload.lora_rank else 4.0
-    sizes = counts(hardware, total_parameters(job.model) * copies / hardware.usable_memory)
+    sizes = usual_counts(hardware, total_parameters(job.model) * copies / hardware.usable_memory)
     last: Row | None = None
     fastest: tuple[float, Row] | None = None
     powers: dict[int, Power] = {}
