@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 
+from planner.advice import fewer_gpus
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.gains import gains, held_back
 from planner.plan_file import Plan, Prediction
+from planner.questions.best_plan import on_cluster
 from planner.questions.report.choice_charts import (
     LISTED,
     accuracy_chart,
@@ -26,7 +28,7 @@ from planner.questions.report.step_charts import (
     waterfall_chart,
 )
 from planner.questions.report.subject import MOVED, Spending, Subject, subject_of
-from planner.search import SAFE
+from planner.search import SAFE, Pins
 from planner.terminal.plan_tables import work_text
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
@@ -234,9 +236,11 @@ def _equal(about: Subject) -> list[str]:
 
 
 def _faster(about: Subject) -> list[str]:
-    """What would be faster than the best plan: layouts that the search holds back, options that nobody stated."""
-    finding = about.finding
-    found = [*held_back(finding), *gains(about.resolved.unstated(finding.layouts))]
+    """What would be faster than the best plan: fewer GPUs, layouts that the search holds back, options that nobody stated."""
+    finding, job = about.finding, about.resolved.job
+    rate = job.workload.tokens / float(finding.estimates[0].step_time[0])
+    fewer = fewer_gpus(job, rate, lambda flags: (on_cluster(about.resolved, num_gpus=flags["gpus"]).job, Pins()), lambda **_: "")
+    found = [*fewer, *held_back(finding), *gains(about.resolved.unstated(finding.layouts))]
     return [f"With {one.flag} a step would take {shown(one.gain, 'share')} less time: {one.what}." for one in found]
 
 
