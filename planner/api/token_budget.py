@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.assumption import Assumption
-from planner.costs import HOUR, Costs, Rates, costs, rates_of
+from planner.costs import Costs, Rates, costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError, shown
 from planner.hardware import load_hardware
 from planner.search import Pins
-from planner.units import format_count, format_energy, parse_amount
+from planner.units import format_count, format_days, format_energy, parse_amount
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,12 @@ class Training:
         """Days or hours, GPU-hours, dollars and energy; whether the deadline is met; where the price comes from."""
         found, days = self.costs, self.budget.days
         price = self.rates.basis[0]
-        money, took = "no price is known (--price)", f"{found.days:,.1f} days"
+        money = "no price is known (--price)"
         if found.usd is not None:
             money = f"{found.usd:,.{0 if found.usd >= 100 else 2}f} USD at {price.value} per GPU-hour"
-        if found.days < 2:
-            took = f"{found.seconds / HOUR:.3g} hours"
         text = (
-            f"{format_count(found.tokens)} tokens: {took}, {format_count(found.gpu_hours)} GPU-hours, {money}, "
-            f"at most {format_energy(found.kwh)}."
+            f"{format_count(found.tokens)} tokens: {format_days(found.seconds)}, {format_count(found.gpu_hours)} GPU-hours, "
+            f"{money}, at most {format_energy(found.kwh)}."
         )
         if days is not None and found.days > days:
             least = math.ceil(self.num_gpus * found.days / days)

@@ -32,7 +32,7 @@ from planner.search import SAFE, Pins
 from planner.terminal.plan_tables import work_text
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
-from planner.units import format_count, format_energy
+from planner.units import format_count, format_days, format_energy
 
 Progress = Callable[[str], None]
 
@@ -188,7 +188,7 @@ def _figures(about: Subject) -> list[Figure]:
             "Runs out of memory", one.out_of_memory_probability, "share", f"chance; up to {100 * SAFE:.0f} % counts as safe",
             alarm=one.out_of_memory_probability > SAFE,
         ),
-        Figure("GPU-hours", cost.gpu_hours, "number", f"{tokens}, in {_days(cost.days)}"),
+        Figure("GPU-hours", cost.gpu_hours, "number", f"{tokens}, in {format_days(cost.seconds)}"),
         Figure(
             "Cost", cost.usd, "number", f"{tokens} at {price.value} per GPU-hour{dated}" if cost.usd else price.source,
             text="unknown" if cost.usd is None else f"${format_count(cost.usd)}",
@@ -198,10 +198,6 @@ def _figures(about: Subject) -> list[Figure]:
             text=format_energy(cost.kwh),
         ),
     ]  # fmt: skip
-
-
-def _days(days: float) -> str:
-    return f"{days:,.0f} days" if days >= 10 else f"{days:.2g} days"
 
 
 def _first_runs(one: Prediction) -> list[Figure]:
