@@ -68,3 +68,17 @@ def test_quoted_output_is_what_is_printed():
     text = PAGES[0].read_text(encoding="utf-8")
     assert "<!-- output of:" in text
     assert updated(text) == text, "run: python tools/update_readme.py"
+
+
+def test_readme_quotes_the_accuracy_page():
+    """The figures of its first section on accuracy, as the page has them now."""
+    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/accuracy.md"))
+    said = " ".join(readme[readme.index("## How far to trust it") :].split())
+    verdicts = re.compile(r"of ([\d,]+) runs that ran out of memory (\d+) were called safe, of ([\d,]+) that ran (\d+) impos")
+    assert verdicts.search(said.lower())[0] == verdicts.search(" ".join(page.lower().split()))[0]
+    table = page[: page.index("## Memory")]
+    kinds = [
+        re.search(rf"\| {kind} \| \d+ \| ([\d.]+ %)", table)[1]
+        for kind in ("all", "pre-training", "fine-tuning", "own run")
+    ]
+    assert "{} as a mean over sources (pre-training {}, fine-tuning {}, users' own runs {})".format(*kinds) in said
