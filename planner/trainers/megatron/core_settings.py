@@ -169,9 +169,9 @@ def kernels(job: ExportJob) -> Fields:
 
 def cross_entropy(job: ExportJob) -> Fields:
     """The loss that the plan was priced with: Transformer Engine's kernel, Megatron's own steps compiled, or plain."""
-    passes = job.trainer.kernels.loss_passes
-    impl = {"cross_entropy_fusion_impl": "te" if passes < 2 else "native"}
-    return {"cross_entropy_loss_fusion": passes < 4, **(impl if passes < 4 else {})}
+    value = job.trainer.option("loss_fusion")
+    impl = {"native": "native", "on": "te", "in_place": "te"}.get(value)
+    return {"cross_entropy_loss_fusion": impl is not None, **({"cross_entropy_fusion_impl": impl} if impl else {})}
 
 
 def degrees(job: ExportJob) -> Fields:
