@@ -30,7 +30,7 @@ from planner.trainer_options import (
 from planner.trainer_records import Host, Kernels, Legal, Stored, Traffic
 
 RECORDS: dict[str, type] = {"legal": Legal, "stored": Stored, "kernels": Kernels, "traffic": Traffic, "host": Host}
-MERGED = ("passes", "copy_bytes")
+MERGED = ("passes", "copy_bytes", "host_factors")
 """Facts that are mappings of which a file, or a change, may give a part."""
 
 

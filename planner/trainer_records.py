@@ -11,6 +11,7 @@ from planner.schema import Positive, Seconds, keys, one_of, within
 WORDS: dict[str, dict[str, str]] = library.read_yaml(library.profiles_directory() / "trainer_words.yaml")
 """By fact: the names that its values are made of, and what each means."""
 PASSES = ("norm", "elementwise", "rope", "loss")
+HOST_FACTORS = ("tensor_parallel", "expert_overlap")
 COPIES = ("gather", "reduce", "accumulate", "accumulate_in_pipeline", "offload")
 GRAPHS = ("none", "layers", "layers_and_experts", "static_experts")
 
@@ -282,6 +283,9 @@ class Traffic:
     """Bytes per parameter on the wire when gradients are reduced."""
     bucket_parameters: Positive
     """Parameters per gradient bucket."""
+    bucket_bytes: float
+    """Bytes per parameter of buckets that gradients with replicas are copied into at ZeRO 0, and reduced from one by one (torch's
+    DDP); 0 = gradients are reduced where they lie."""
     root_units: Annotated[int, within(0, 2)]
     """Units are gathered and reduced one by one (FSDP): embedding tables in the one that is gathered first and reduced last,
     1 = the embedding's own, 2 = the root's, which holds the head as well; 0 = buckets of ``bucket_parameters``."""
@@ -305,12 +309,9 @@ class Host:
 
     host_time: Seconds
     """Seconds of host work per kernel launched."""
-    tensor_parallel_host_factor: float
-    """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
-    a distributed tensor."""
-    expert_overlap_host_factor: float
-    """Host work per kernel with the exchange of experts overlapped over that without: layers are cut into nodes, each with streams,
-    events and a backward pass of its own."""
+    host_factors: Annotated[dict[str, Positive], keys(HOST_FACTORS, required=False)]
+    """Host work per kernel over that without: 'tensor_parallel' (every operation is dispatched through a distributed tensor),
+    'expert_overlap' of their exchange (layers are cut into nodes, each with streams, events and a backward pass of its own)."""
     unit_host_time: Seconds
     """Seconds of host work in each pass around one layer whose sharded weights are gathered for it: hooks, the collectives and
     copies they launch, and what they free."""
@@ -320,6 +321,9 @@ class Host:
     one graph instead of many kernels."""
     step_overhead: Seconds
     """Seconds per optimizer step that are neither computation nor communication (data, logging, gradient norm)."""
+
+    tensor_parallel_factor = _factor("host_factors", "tensor_parallel")
+    expert_overlap_factor = _factor("host_factors", "expert_overlap")
 
     @property
     def graphs(self) -> bool:

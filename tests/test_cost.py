@@ -191,7 +191,7 @@ def test_hidden_and_exposed_communication_are_all_of_it(case: tuple[str, str, st
     """Overlap moves seconds from exposed to hidden, never makes or loses any. One stage, so the same one is slowest. What
     overlapped experts cost the host is a fact of its own (test_routing.py), left out here."""
     one, layouts = drawn(case, 64)
-    one = dataclasses.replace(one, trainer=one.trainer.replace(expert_overlap_host_factor=1.0))
+    one = dataclasses.replace(one, trainer=one.trainer.replace(host_factors={"expert_overlap": 1.0}))
     layouts = layouts.take(np.asarray(layouts.pp) == 1)
     if not len(layouts):
         return

@@ -34,15 +34,8 @@ def states(trainer: str, name: str = "gqa", **layout: Any) -> tuple[float, float
         ("deepspeed", {"zero": 1}, 2, 2, 12 / 8),  # 16; 4 + 12 / d
         ("deepspeed", {"zero": 2}, 2, 2 / 8, 12 / 8),
         ("deepspeed", {"zero": 3}, 2 / 8, 2 / 8, 12 / 8),  # 2 + 14 / d; 16 / d
-        (
-            "nanotron",
-            {"zero": 0, "dp": 1},
-            2,
-            4,
-            12,
-        ),  # most allocated in the update: 18.2, 20.1 and 10.1 + 14.3 / d, the
-        ("nanotron", {"zero": 0}, 2, 6, 12),  # last with the 4 + 2 / d of gather buffers that activations can take
-        ("nanotron", {"zero": 1}, 2, 4, 12 / 8),
+        ("nanotron", {"zero": 0}, 2, 6, 12),  # most allocated in the update: 18.2 of one replica, 20.1 and 10.1 + 14.3 / d, the
+        ("nanotron", {"zero": 1}, 2, 4, 12 / 8),  # last with the 4 + 2 / d of gather buffers that activations can take
         ("torchtitan", {"zero": 2}, 4 / 8, 4 / 8, 8 / 8),
         ("torchtitan", {"zero": 3}, 4 / 8, 4 / 8, 8 / 8),
         ("torchtitan", {"zero": 3, "dp_shard": 2}, 4 / 2, 4 / 2, 8 / 2),  # HSDP
@@ -273,3 +266,22 @@ def test_adapters_of_experts_are_divided_among_their_own_replicas(ep: int, moved
     bytes_of = state_bytes(work, TRAINERS["megatron"], layout, held)
     assert float(bytes_of["optimizer_states"][0, 0]) == 12 * each
     assert float(host_bytes(work, TRAINERS["megatron"], layout, held, bytes_of)[0, 0]) == 18 * each * moved / 100
+
+
+def test_buckets_of_torchs_ddp_are_as_large_as_all_gradients() -> None:
+    """Only where nothing is sharded and there are replicas; of adapters theirs; in bf16 2 bytes each.
+
+    [torch, nn/parallel/distributed.py, gradient_as_bucket_view: "the saved memory size will be equal to the total gradients size"]
+    """
+
+    def kept(trainer: str, work: dict[str, Any] | None = None, **layout: Any) -> float:
+        found = priced(job("gqa", trainer, **(work or {})), Layout(**{"dp": 8, "num_microbatches": 4, **layout}))
+        return float(found.memory["gradients"][0])
+
+    alone = kept("fsdp", zero=0, dp=1)
+    assert kept("fsdp", zero=0) - alone == pytest.approx(4 * N, rel=1e-9) and alone == pytest.approx(4 * N, rel=1e-3)
+    pure = kept("fsdp", {"precision": "bf16_true"}, zero=0, dp=1)
+    assert kept("fsdp", {"precision": "bf16_true"}, zero=0) - pure == pytest.approx(2 * N, rel=1e-9)
+    assert 0 < kept("fsdp", {"lora_rank": 8}, zero=0) < 0.2 * N
+    assert kept("verl", zero=0) == alone and kept("deepspeed", zero=0) == pytest.approx(2 * N)
+    assert kept("nanotron", zero=0) - kept("nanotron", zero=1) == pytest.approx(2 * N, rel=1e-9)

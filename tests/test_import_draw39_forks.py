@@ -91,10 +91,10 @@ def test_replicas_without_shards_are_those_of_ddp(
     assert ("data_parallel=ddp" in found.trainer) == (expected[0] == 0)
 
 
-def test_ddp_keeps_its_gradients(tmp_path: Path) -> None:
+def test_ddp_keeps_its_gradients_and_their_buckets(tmp_path: Path) -> None:
     found = _read(tmp_path / "run.toml", TOML.format(replicate=8, shard=1, cp=1, tp=1), "torchtitan")
     plan = to_plan(found, {"hardware": "h100-sxm"})
-    assert plan.prediction.memory_gib["gradients"] == pytest.approx(4 * 8.03e9 / 2**30, rel=0.01)
+    assert plan.prediction.memory_gib["gradients"] == pytest.approx((4 + 4) * 8.03e9 / 2**30, rel=0.02)
 
 
 def test_ddp_of_torchtitan_has_no_tensor_parallelism(tmp_path: Path) -> None:

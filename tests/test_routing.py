@@ -89,10 +89,10 @@ def test_experts_in_a_loop_wait_for_the_host() -> None:
 
 
 def test_overlapped_experts_take_the_host_longer() -> None:
-    """Times ``expert_overlap_host_factor`` where several ranks exchange, alone and with graphs as before."""
+    """Times ``expert_overlap_factor`` where several ranks exchange, alone and with graphs as before."""
     job_ = resolve(Request(model="qwen3-30b-a3b", num_gpus=8, hardware="b200-sxm", trainer="megatron")).job
     trainer = job_.trainer.replace(overlap=sorted({*job_.trainer.traffic.overlap, "ep"}))
-    assert trainer.host.expert_overlap_host_factor == 1.5
+    assert trainer.host.expert_overlap_factor == 1.5
     for ranks, factor in ((8, 1.5), (1, 1.0)):
         layout = Layout(dp=8, ep=ranks, num_microbatches=1)
         each = [float(np.ravel(_launch_time(one, layout))[0]) for one in (job_.trainer, trainer)]

@@ -70,7 +70,7 @@ def test_trainer_extends(tmp_path: Path) -> None:
             "t: optimizer_bytes adam is '12'; it must be a number that is not negative",
         ),
         ({"terms": {"nanotorn": {}}}, "t: terms of 'nanotorn' are not known; nearest: nanotron"),
-        ({"terms": {"nanotron": {}}}, "t: terms of nanotron: missing keys 'bucket_bytes_each', "),
+        ({"terms": {"nanotron": {}}}, "t: terms of nanotron: missing keys 'fresh_gradient_bytes', "),
         ({"host_time": 7}, "t: host_time: '7' has no unit; write it like 2.5 us"),
         ({"passes": {"norm": -1}}, "t: passes norm is -1; it must be a number above 0"),
         ({"passes": {"nrm": 2}}, "t: passes: unknown key 'nrm'; nearest: norm"),

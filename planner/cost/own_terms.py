@@ -67,10 +67,6 @@ class OwnTerms:
         """Bytes kept per microbatch in flight in addition to what the layers save, (N, 1)."""
         return 0.0
 
-    def bucket_bytes(self) -> float:
-        """Bytes per parameter of buckets that gradients with replicas are copied into at ZeRO 0, and all-reduced one by one."""
-        return 0.0
-
     def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
         """Further workspace, (N, 3)."""
         return 0.0

@@ -60,6 +60,7 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32
     return trainer.replace(
         weight_bytes=2.0, gradient_bytes=2.0, gradient_reduce_bytes=2.0, optimizer_bytes=PURE_STATES,
+        bucket_bytes=min(trainer.traffic.bucket_bytes, 2.0),
         copy_bytes={"reduce": reduce, "accumulate_in_pipeline": min(trainer.traffic.copied("accumulate_in_pipeline"), 6.0)},
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ long as a block lasts.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.questions.accuracy.prediction import Predicted, predict
 from planner.questions.calibrate.factors import Pair, changed
 from planner.runs import Run
-from planner.trainer import RECORD_OF, Trainer
+from planner.trainer import Trainer
 
 STRETCHED = {"ring_latency": ("rings", "all_gather"), "tree_latency": ("others", "all_reduce")}
 """Figures of a source's cluster that stretch latencies across nodes: what of a profile, and one of the collectives concerned."""
@@ -282,10 +283,11 @@ def _facts(key: str, value: float) -> dict[str, Any]:
 
 
 def _fact(trainer: Trainer, key: str) -> float:
-    """A fact of a trainer, or 'terms.<folder>.<field>': of what it alone does."""
-    *_, name = key.split(".")
-    owners = trainer.terms if key.startswith("terms.") else (getattr(trainer, RECORD_OF[name]),)
-    return float(next(getattr(one, name) for one in owners if hasattr(one, name)))
+    """A fact of a trainer, '<fact>.<name>' of a mapping, or 'terms.<folder>.<field>': of what it alone does."""
+    first, *names = key.split(".")
+    if first == "terms":
+        return float(next(getattr(one, names[-1]) for one in trainer.terms if hasattr(one, names[-1])))
+    return float(functools.reduce(lambda part, name: part[name], names, trainer.fact(first)))
 
 
 def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> bool:

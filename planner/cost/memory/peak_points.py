@@ -41,7 +41,7 @@ from planner.arrays import Floats
 from planner.cost.layer.adapters import brought_experts
 from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
-from planner.cost.memory.states import StageBytes, copied_shard, record_stream_held, stage_output_bytes
+from planner.cost.memory.states import StageBytes, bucket_bytes, copied_shard, record_stream_held, stage_output_bytes
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -170,8 +170,8 @@ def state_parts(
     Weights gathered of all of it, of a layer, of a layer without its experts, of the unit that a layer gathers last, of the head
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; 1 where units are wrapped: reductions put gradients out;
-    sharded gradients of a layer, the head, all; 1 where those stay with accumulated ones; accumulated gradients; 1 where weights
-    are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies; and of ``_further_parts``.
+    sharded gradients of a layer, the head, all; 1 where those stay with accumulated ones; accumulated gradients; DDP's buckets; 1
+    where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; one rank's copies; ``_further_parts``.
     """
     model = workload.model
     gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload, trainer), column(layout.dp) * column(layout.cp)
@@ -214,7 +214,7 @@ def state_parts(
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * heads,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * workload.trains("embedding"),
         "new_layer": new_layer, "new_head": head / shard * new * heads, "new_all": new_all, "kept_new": replicated,
-        "accumulated": accumulated, "wrapped": 1.0 - alone,
+        "accumulated": accumulated, "wrapped": 1.0 - alone, "buckets": bucket_bytes(workload, trainer, layout, parameters),
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
         "copied": copied * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
@@ -268,6 +268,7 @@ def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
             np.copyto(most, np.maximum(most, point[0]), where=where)
     largest_buffer = np.maximum(np.maximum(t["layer_weights"], t["head_weights"]), t["table_weights"])
     buffers = largest_buffer - np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
+    gradients = gradients + t["buckets"]
     return Peak(
         activations=activations, gradients=gradients, workspace=workspace + library_workspace,
         largest_activations=most,

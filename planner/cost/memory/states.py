@@ -20,7 +20,6 @@ from planner.cost.pipeline.partition import (
     sequences,
     shard_groups,
 )
-from planner.cost.price.state_traffic import bucket_bytes
 from planner.cost.state_dtypes import frozen_other, whole_bytes
 from planner.layout import Layout
 from planner.record import record
@@ -118,13 +117,11 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
     adapters = parameters.adapters - parameters.expert_adapters, parameters.expert_adapters
     extra = per_rank(*adapters, trainer.stored.weight_sharding_level) * trainer.stored.weight_bytes
-    wrapped = (zero < 1) | (workload.precision == "bf16_true")  # without fp32 gradients of its own DDP stays under ZeRO 1
-    buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & wrapped)
     if workload.reference:
         extra = extra + per_rank(parameters.dense, parameters.expert, 3) * gathered_bytes(workload)
     held = {
         "weights": resident + extra,
-        "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
+        "gradients": per_rank(*trained, 2) * gradient_bytes + bucket_bytes(workload, trainer, layout, parameters),
         "optimizer_states": parameters.updated(workload, layout, trainer) * optimizer_bytes,
     }  # fmt: skip
     if workload.lora_whole == "none":
@@ -244,6 +241,18 @@ def communicator_bytes(cluster: Cluster, layout: Layout, trainer: Trainer | None
     several = column(layout.num_gpus) > 1
     expert = (column(layout.ep) > 1).astype(float)
     return several * ((groups + 1.0) * hardware.communicator_memory + expert * hardware.expert_communicator_memory)
+
+
+def bucket_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
+    """Buckets of torch's DDP, (N, 3): as large as all gradients, there from the first step on.
+
+    Measured on two ranks (torch 2.13, gloo, 384 MiB of gradients): 768 MiB more when a backward pass has ended, 384 after
+    zero_grad; with gradient_as_bucket_view 384 and 384.  [torch, nn/parallel/distributed.py: gradient_as_bucket_view]
+    """
+    first = 2 if workload.precision == "bf16_true" else 1  # level without DDP, which nanotron keeps where gradients are not fp32
+    replicas = shard_groups(layout, trainer)[0] * column(layout.dp) > 1
+    dense, expert = parameters.trained(workload)
+    return (dense + expert) * trainer.traffic.bucket_bytes * (replicas & (column(layout.zero) < first))
 
 
 def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:

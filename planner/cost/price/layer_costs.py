@@ -317,7 +317,7 @@ class _Sums:
         what its launches for the experts exceed their own time stays, whatever time attention leaves later. So it is
         after every operator that the host waits for."""
         trainer, (seconds, launches) = self._shard.trainer, self._routed
-        each = trainer.host.host_time * np.where(self._shard.tp > 1, trainer.host.tensor_parallel_host_factor, 1.0)
+        each = trainer.host.host_time * np.where(self._shard.tp > 1, trainer.host.tensor_parallel_factor, 1.0)
         if not trainer.host.static_experts:
             self.add("behind", np.maximum(each * launches - seconds, 0.0))
         self._routed = (0.0, 0.0)

@@ -131,9 +131,9 @@ def _sum_of(table: Floats, *names: str) -> Floats:
 def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     """Seconds of host work per kernel, more where operations are dispatched through distributed tensors, or where layers are cut
     into nodes that run during the exchange of another microbatch's experts."""
-    factor = np.where(np.asarray(layout.tp) > 1, trainer.host.tensor_parallel_host_factor, 1.0)
+    factor = np.where(np.asarray(layout.tp) > 1, trainer.host.tensor_parallel_factor, 1.0)
     if "ep" in trainer.traffic.overlap:
-        factor = factor * np.where(np.asarray(layout.ep) > 1, trainer.host.expert_overlap_host_factor, 1.0)
+        factor = factor * np.where(np.asarray(layout.ep) > 1, trainer.host.expert_overlap_factor, 1.0)
     return np.asarray(trainer.host.host_time * factor)
 
 

@@ -127,7 +127,7 @@ class Part:
         group, traffic = self.group * self.replicas, self.trainer.traffic
         size = self.learned * traffic.gradient_reduce_bytes
         replicated = self.cluster.collective_time("all_reduce", size, group, self.distance)
-        if bucket_bytes(self.trainer):  # torch DDP reduces its buckets one by one
+        if traffic.bucket_bytes:  # torch DDP reduces its buckets one by one
             largest = np.maximum(traffic.bucket_parameters, self.largest_dense_unit / MATRICES)
             buckets = np.maximum(np.ceil(self.learned / largest), 1.0)
             one = self.cluster.collective_time("all_reduce", size / buckets, group, self.distance)
@@ -234,11 +234,6 @@ def reduce_and_gather(
     ends = (np.where(zero == 0, bucket, np.minimum(end, whole) / whole) for end, whole in wholes)
     reduced_last, gathered_first = ends
     return gradients, weights, (reduced_last, gathered_first)
-
-
-def bucket_bytes(trainer: Trainer) -> float:
-    """Bytes per parameter of buckets that gradients are copied into where they have replicas; 0 = they lie in them."""
-    return sum(term.bucket_bytes() for term in trainer.terms)
 
 
 def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:

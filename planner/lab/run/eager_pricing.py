@@ -80,7 +80,7 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
         if split.pp == 1 and split.zero > 1:
             copies |= {"accumulate": 4.0 + 8.0 / split.dp_shard, "reduce": 0.0}
         changes |= {"copy_bytes": copies, "host_time": 0.0, "unit_host_time": 0.0, "step_overhead": 0.0}
-        changes |= {"tensor_parallel_host_factor": 1.0}
+        changes |= {"host_factors": {"tensor_parallel": 1.0}}
     return trainer.replace(passes=passes, **changes)
 
 

@@ -1,4 +1,4 @@
-"""What nanotron alone does: layers partitioned by cost, buckets of DDP, gathers tensor by tensor, buffers held by streams."""
+"""What nanotron alone does: layers partitioned by cost, gathers tensor by tensor, buffers held by streams."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,6 @@ from planner.workload import Workload
 class Terms(OwnTerms):
     """nanotron 0.4 to 0.5."""
 
-    bucket_bytes_each: float
-    """Bytes per parameter of the buckets of torch's DDP at ZeRO 0."""
     fresh_gradient_bytes: float
     """Bytes per parameter of one microbatch's gradients, all alive when its backward pass ends."""
     gather_buffer_bytes: float
@@ -56,10 +54,6 @@ class Terms(OwnTerms):
             first_stage_layers=np.where(given, layout.first_stage_layers, own).astype(np.int64),
             last_stage_layers=np.where(given, layout.last_stage_layers, rest).astype(np.int64),
         )
-
-    def bucket_bytes(self) -> float:
-        """As the file says."""
-        return self.bucket_bytes_each
 
     def end_bytes(
         self, workload: Workload, layout: Layout, parameters: StageParameters
