@@ -38,6 +38,29 @@ def is_deepspeed(found: Arguments) -> bool:
     return bool(found.get("deepspeed") or found.get("deepspeed_config") or found.get("zero_stage") is not None)
 
 
+def _has_stages(found: Arguments) -> bool:
+    """Whether its pipeline engine trains, of one stage too. It does not run with ZeRO above 1."""
+    return is_deepspeed(found) and not found.get("no_pipeline_parallel", found.dumped) and found.number("zero_stage") < 2
+
+
+def of_pipeline_engine(found: Arguments) -> None:
+    """Leaves out what DeepSpeed's pipeline engine does not take: virtual stages, and other recompute of layers than a uniform one,
+    before which --checkpoint-activations goes.  [megatron/model/gpt_model.py, GPTModelPipe; transformer.py]"""
+    if found.get("checkpoint_activations"):
+        for one in ("recompute_activations", "recompute_granularity", "recompute_method"):
+            found.pop(one, None)
+    if not _has_stages(found) or str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1"):
+        return
+    lost = [one for one in VIRTUAL if found.get(one)]
+    if found.get("recompute_granularity") == "full" and found.get("recompute_method") != "uniform":
+        lost.append("recompute_granularity")
+    for one in lost:
+        found.notes.append(f"{found.spelled(one)} {found.pop(one)}: not taken by DeepSpeed's pipeline engine, nor by the plan")
+
+
+VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+
+
 def take(found: Arguments) -> None:
     """Says DeepSpeed's experts in Megatron's words, ``found.dense_masks`` being their capacity factor. Raises PlannerError for
     those that are not priced."""
@@ -96,8 +119,8 @@ def _switch(found: Arguments) -> bool:
 
 def _in_dense_pipeline(found: Arguments) -> bool:
     """Whether DeepSpeed's pipeline engine trains, whose layers get no number of experts unless the code around the script hands it
-    on. It does not run with ZeRO above 1."""
-    if found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1:
+    on."""
+    if not _has_stages(found):
         return False
     ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
     behind = found.program.rpartition(CLOSE)[2]

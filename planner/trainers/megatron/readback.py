@@ -102,6 +102,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
     _strategy(found)
+    _of_checkpoint(found, given)
     _mixed_methods(found)
     _of_dense_layers(found, given.spec())
     waiting = bool(found.questions)
@@ -174,6 +175,17 @@ def _strategy(found: Arguments) -> None:
         about = "what Megatron-FSDP shards: by default nothing until March 2026, everything since"
         choices = ("no_shard", "optim_grads_params")
         found.questions.append(Question(name="data_parallel_sharding_strategy", about=about, choices=choices))
+
+
+def _of_checkpoint(found: Arguments, given: Given) -> None:
+    """Asks for the degrees that a checkpoint says, whatever the arguments are.  [checkpointing.py, load_args_from_checkpoint]"""
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+    if found.dumped or not (found.get("use_checkpoint_args") and found.pop("use_mp_args_from_checkpoint_args", None)):
+        return
+    for name in names if found.get("num_experts") else names[:2]:
+        if name not in given.settings:
+            about = "as the checkpoint has it, by --use-mp-args-from-checkpoint-args"
+            found.questions.append(Question(name=name, about=about))
 
 
 def _mixed_methods(found: Arguments) -> None:

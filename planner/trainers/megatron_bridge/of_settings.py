@@ -13,7 +13,7 @@ from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS
 from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
-from planner.trainers.megatron.trainer_words import GRADIENT_OF_LOGITS, STATE_TYPES, loss_fusion
+from planner.trainers.megatron.trainer_words import GRADIENT_OF_LOGITS, REMAINDERS, STATE_TYPES, loss_fusion
 from planner.trainers.megatron_bridge import effective
 from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, without_layers
 from planner.trainers.reading.configuration import Reading, batch_that_divides
@@ -294,13 +294,16 @@ def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:
         options["dropout"] = "on"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off"}
-        more = ("gradient_overlap", "loss_fusion", "attention_kernel", "fp8_param_gather")
+        more = ("gradient_overlap", "loss_fusion", "dropout", "attention_kernel", "fp8_param_gather")
         options = {name: options[name] for name in ("gradient_dtype", *usual, *more) if options.get(name) != usual.get(name)}
         if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
             options["tp_overlap"] = "off"
         if given.above_zero("peft.dropout") and given.get("peft"):
             options["adapter_dropout"] = "on"
-    return spell(trainer, options), (*notes, *(GRADIENT_OF_LOGITS,) * (options.get("loss_fusion") == "on"))
+    aware = given.data.get("optimizer.use_precision_aware_optimizer") in (True, "true", "True")
+    thin = aware and effective.precision(given) == "bf16" and not given.flag("optimizer.optimizer_cpu_offload")
+    notes = (*notes, *(GRADIENT_OF_LOGITS,) * (options.get("loss_fusion") == "on"), *(REMAINDERS,) * thin)
+    return spell(trainer, options), notes
 
 
 def _optimizer(given: Settings) -> str:

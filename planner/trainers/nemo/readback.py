@@ -106,8 +106,24 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
     found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
     if "ddp.grad_reduce_in_fp32" in found:  # its plugin says so
         found["plugin.grad_reduce_in_fp32"] = found.pop("ddp.grad_reduce_in_fp32")
+    if start == "finetune" and given.get("packed_sequence") in (True, False):
+        found |= _packed(name, known[name], kind, given["packed_sequence"])
     called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
     return {"nodes": 1, "devices": 8, "mixed_precision": "bf16_mixed", **found, **called}
+
+
+def _packed(name: str, kinds: Mapping[str, Any], kind: str, packed: bool) -> dict[str, Any]:
+    """Batch and length of a recipe that is told whether to pack samples, which performance_mode decides otherwise.
+    [recipes/finetune_default.py]"""
+    length, batch = (kinds[kind][one] for one in ("dataset.seq_length", "train.global_batch_size"))
+    if packed:
+        length = 4096 if name in LONGER else max(length, kinds.get(f"{kind}_fast", {}).get("dataset.seq_length", 0))
+        batch = 8 if batch == 128 else batch
+    return {"dataset.seq_length": length, "train.global_batch_size": batch}
+
+
+LONGER = ("gemma3_1b", "llama32_1b", "llama32_3b")
+"""Recipes without a performance mode that pack samples to 4096 tokens."""
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
@@ -245,6 +261,11 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
                 found["peft"] = "lora"
             elif name == "OptimizerConfig" and not started:
                 found.setdefault("ddp.use_distributed_optimizer", False)
+    plain = [one for one in script.built("Trainer")[:1] if not {"plugins", "precision", None} & {word.arg for word in one.keywords}]
+    name = "plugin.precision"
+    if plain and not started and not ("trainer.plugins" in script.places() or script.said.setting(name)):
+        about = "nl.Trainer without plugins: weights and products in fp32, which no plan of NeMo has; the nearest"
+        script.said.questions.append(Question(name=name, about=about, choices=("bf16-mixed",)))
     own = (one for one in script.names_used() if OWN_ADAPTERS.fullmatch(one) and script.built(one))
     found |= next(({"peft": name.lower()} for name in own), {})
     modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]
