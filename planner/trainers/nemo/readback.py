@@ -210,6 +210,9 @@ def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> 
             found[name] = gap([name]) if isinstance(value, str) and is_open(value) else value
         elif name is not None and value is not None:
             found[name] = value
+    plain = [one for one in script.built("Trainer")[:1] if not {"plugins", "precision", None} & {word.arg for word in one.keywords}]
+    if plain and not starts and "trainer.plugins" not in script.places():
+        notes.append("nl.Trainer has no plugins: all is in fp32, and priced in bf16, whose activations take half of it")
     found |= _own_sizes(script) | _factories(script)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
@@ -261,11 +264,6 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
                 found["peft"] = "lora"
             elif name == "OptimizerConfig" and not started:
                 found.setdefault("ddp.use_distributed_optimizer", False)
-    plain = [one for one in script.built("Trainer")[:1] if not {"plugins", "precision", None} & {word.arg for word in one.keywords}]
-    name = "plugin.precision"
-    if plain and not started and not ("trainer.plugins" in script.places() or script.said.setting(name)):
-        about = "nl.Trainer without plugins: weights and products in fp32, which no plan of NeMo has; the nearest"
-        script.said.questions.append(Question(name=name, about=about, choices=("bf16-mixed",)))
     own = (one for one in script.names_used() if OWN_ADAPTERS.fullmatch(one) and script.built(one))
     found |= next(({"peft": name.lower()} for name in own), {})
     modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]

@@ -21,7 +21,7 @@ from planner.trainers.primus.experiment_scripts import PLACE, started
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
 from planner.trainers.reading.interpolation import merged
-from planner.trainers.reading.values import read_text
+from planner.trainers.reading.values import read_text, stage_ends
 from planner.trainers.torchtitan.forms import tables
 from planner.trainers.torchtitan.readback import reading_of as torchtitan_reading
 
@@ -169,7 +169,8 @@ def _of_pipelines(data: dict[str, Any], said: Given) -> list[Question]:
     stages = stages if isinstance(stages, int) else 1
     if isinstance(split, list) and stages > 1 and len(split) % stages == 0 and all(isinstance(one, int) for one in split):
         del data[LISTS[0]]
-        data["num_layer_list"] = [sum(split[rank::stages]) for rank in range(stages)]
+        ends = stage_ends([sum(split[rank::stages]) for rank in range(stages)], f"{LISTS[0]} {split}")
+        data |= {f"decoder_{one}_pipeline_num_layers": ends[f"{one}_stage_layers"] for one in ("first", "last")}
     ids = ids.split(",") if isinstance(ids, str) else ids
     if isinstance(ids, list) and stages == 1 and not data.get("recompute_method"):
         del data[LISTS[1]]
