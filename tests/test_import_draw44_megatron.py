@@ -109,6 +109,12 @@ def test_torch_fsdp2_shards_all(tmp_path: Path) -> None:
     assert _says(found, "priced as Megatron-FSDP")
 
 
+def test_weights_of_megatron_fsdp_in_8_bits(tmp_path: Path) -> None:
+    words = "--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --data-parallel-sharding-strategy optim_grads_params"
+    found = _megatron(tmp_path, f"--use-megatron-fsdp --use-distributed-optimizer {words}")
+    assert (found.fields["zero"], found.precision) == (3, "fp8") and _says(found, "too high by 1 byte for each")
+
+
 @pytest.mark.parametrize("word", ["--distribute-saved-activations", "--partition-activations"])
 def test_shared_inputs_of_layers_are_priced_whole(tmp_path: Path, word: str) -> None:
     found = _megatron(tmp_path, f"--recompute-granularity full --recompute-method uniform {word}")
@@ -138,6 +144,12 @@ def test_blocks_are_recomputed_without_its_pipeline_engine(tmp_path: Path) -> No
 def test_sequence_parallelism_of_deepspeed_by_force(tmp_path: Path) -> None:
     words = "--zero-stage 1 --ds-sequence-parallel-size 4 --force-ds-sequence-parallel --no-pipeline-parallel"
     assert _megatron(tmp_path, f"--deepspeed {words}", tp=1).fields["cp"] == 4
+
+
+@pytest.mark.parametrize(("more", "experts"), [("", 0), ("--use-torch-compile 0", 8), ("--moe-top2-2nd-expert-sampling", 8)])
+def test_experts_of_a_pipeline_since_2024(tmp_path: Path, more: str, experts: int) -> None:
+    found = _megatron(tmp_path, f"--deepspeed --zero-stage 1 --num-experts 8 --moe-expert-parallel-size 4 --topk 2 {more}")
+    assert found.model is not None and found.model.num_experts == experts
 
 
 def _primus(folder: Path, more: str) -> Reading:

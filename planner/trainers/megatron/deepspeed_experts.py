@@ -30,6 +30,10 @@ OWN_WORDS = re.compile(r".*(expert|moe|(^|_)(ep|edp)(_|$)|pft|gating|router).*")
 """Arguments of forks that say how experts run."""
 PIPE = re.compile(r"LayerSpec\(\s*ParallelTransformerLayerPipe\b((?:(?!LayerSpec\().){0,2000})", re.DOTALL)
 """What the pipeline engine builds a layer from.  [megatron/model/gpt_model.py, GPTModelPipe]"""
+SINCE_2024 = re.compile(
+    r"(disable_)?moe_top2_2nd.*|moe_(num_)?capacity_bins.*|use_torch_compile.*|use_fused_sdpa.*|cache_fp8.*|verify_checkpoint.*|hpu_.*|fp8_e5m2"
+)
+"""Arguments of Megatron-DeepSpeed since March 2024, and of Habana's, whose pipeline hands experts on.  [gpt_model.py, #373]"""
 OF_EXPERTS_ALONE = ("num_experts", "expert_model_parallel_size", "moe_expert_parallel_size", "moe_router_topk", "topk")
 
 
@@ -130,6 +134,8 @@ def _in_dense_pipeline(found: Arguments) -> bool:
         return False
     places = (program.parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
     file = next((one for place in places if (one := beside(Path(found.where), str(place), (".py",)))), None)
+    if file is None and any(SINCE_2024.fullmatch(one) for one in found):
+        return False
     built = PIPE.findall(read_text(file)) if file is not None else []
     return not ulysses and not any("num_experts" in one for one in built)
 
@@ -146,7 +152,7 @@ def _drop(found: Arguments) -> None:
             del found[one]
     found.notes.append(
         f"experts: dropped, {named} count for nothing: without --no-pipeline-parallel DeepSpeed's pipeline engine trains, whose "
-        "layers (GPTModelPipe) are all dense; --set no_pipeline_parallel=true imports the job with its experts"
+        "layers (GPTModelPipe) are all dense until April 2024; --set no_pipeline_parallel=true imports the job with its experts"
     )
 
 

@@ -69,6 +69,8 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
             f"{found.spelled('DDP_impl')}: torch's DistributedDataParallel keeps buckets, a second copy of the gradients in their "
             "type, which the plan does not have: memory comes out too low by up to 2 bytes a parameter of 16 bits"
         )
+    if has_fsdp(found) and found.get("fp8_param_gather") and precision_of(found) in FP8_WEIGHTS:
+        found.notes.append("weights lie in 8 bits between steps, and in 16 in the plan: too high by 1 byte for each that a rank holds")
     if found.get("use_torch_fsdp2"):
         found.notes.append("use_torch_fsdp2: torch's FSDP2 shards weights, gradients and states, priced as Megatron-FSDP does so")
     wide = load_trainer(spelled).traffic.gradient_reduce_bytes > 2
@@ -193,7 +195,7 @@ def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
     for name, usual in NOT_PRICED.items():
         still = name.endswith("_param_gather") and (found.dumped or precision_of(found) in ("bf16", "fp16", "fp32"))
-        still = still or (name == "fp8_param_gather" and gathers_fp8(found))
+        still = still or (name == "fp8_param_gather" and (gathers_fp8(found) or has_fsdp(found)))
         if not still and str(found.get(name, usual)).lower() != usual.lower():
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
