@@ -211,3 +211,20 @@ def test_recipes_of_nemo_2_that_pack_samples(tmp_path: Path, recipe: str, words:
 @pytest.mark.parametrize(("more", "note"), [("", True), (', plugins=nl.MegatronMixedPrecision(precision="bf16-mixed")', False)])
 def test_a_trainer_of_nemo_2_without_plugins_is_fp32(tmp_path: Path, more: str, note: bool) -> None:
     assert _says(read(written(tmp_path, NEMO_2.format(more=more), "tune.py")), "all is in fp32") == note
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("packed_sequence=True", ["recipe", "--sequence-length S", "--global-batch-size B", "--gpus N"]),
+        ("seq_length=4096, global_batch_size=8", ["recipe", "--gpus N"]),
+    ],
+)
+def test_older_recipes_of_megatron_bridge_for_both_kinds_of_fine_tuning(tmp_path: Path, words: str, names: list[str]) -> None:
+    text = "from megatron.bridge.recipes.qwen import qwen25_7b_finetune_config as made\nfrom megatron.bridge import finetune\n"
+    path = written(tmp_path, f"{text}cfg = made(peft='lora', {words})\nfinetune(config=cfg)\n", "tune.py")
+    with pytest.raises(OpenQuestionsError) as error:
+        read(path)
+    assert [one.name for one in error.value.questions] == names
+    given = Given(num_gpus=8, sequence_length=4096, global_batch_size=8, settings={"recipe": "qwen25_7b_peft_config"})
+    assert (read(path, None, given).lora_rank > 0) and not read(path, None, given).questions
