@@ -11,7 +11,7 @@ from planner.trainers.megatron.around import UNTIL_2023
 from planner.trainers.megatron.sizes import OTHER_MODELS, own_layers
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets, layers_beside
-from planner.trainers.reading.given import OtherStepError
+from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 
@@ -157,6 +157,17 @@ def until_2020(found: Arguments) -> None:
     if str(found.get("tensor_model_parallel_size", "1")) == "1":
         for name in ("partition_activations", "distribute_saved_activations"):  # over ranks of tensor parallelism
             found.pop(name, None)
+
+
+def of_checkpoint(found: Arguments, given: Given) -> None:
+    """Asks for the degrees that a checkpoint says, whatever the arguments are.  [checkpointing.py, load_args_from_checkpoint]"""
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+    if found.dumped or not (found.get("use_checkpoint_args") and found.pop("use_mp_args_from_checkpoint_args", None)):
+        return
+    for name in names if found.get("num_experts") else names[:2]:
+        if name not in given.settings:
+            about = "as the checkpoint has it, by --use-mp-args-from-checkpoint-args"
+            found.questions.append(Question(name=name, about=about))
 
 
 def _memory(found: Arguments) -> None:

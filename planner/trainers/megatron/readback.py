@@ -24,7 +24,7 @@ from planner.trainers.megatron.arguments import (
     take_settings,
     unknown,
 )  # fmt: skip
-from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strangers, translate, until_2020
+from planner.trainers.megatron.forks import OWN_LENGTH, adapters, of_checkpoint, refuse, strangers, translate, until_2020
 from planner.trainers.megatron.own_program import labels, take_around
 from planner.trainers.megatron.recompute_words import nothing_repeated, of_dense
 from planner.trainers.megatron.script import of_script
@@ -102,7 +102,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
     _strategy(found)
-    _of_checkpoint(found, given)
+    of_checkpoint(found, given)
     _mixed_methods(found)
     _of_dense_layers(found, given.spec())
     waiting = bool(found.questions)
@@ -175,17 +175,6 @@ def _strategy(found: Arguments) -> None:
         about = "what Megatron-FSDP shards: by default nothing until March 2026, everything since"
         choices = ("no_shard", "optim_grads_params")
         found.questions.append(Question(name="data_parallel_sharding_strategy", about=about, choices=choices))
-
-
-def _of_checkpoint(found: Arguments, given: Given) -> None:
-    """Asks for the degrees that a checkpoint says, whatever the arguments are.  [checkpointing.py, load_args_from_checkpoint]"""
-    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
-    if found.dumped or not (found.get("use_checkpoint_args") and found.pop("use_mp_args_from_checkpoint_args", None)):
-        return
-    for name in names if found.get("num_experts") else names[:2]:
-        if name not in given.settings:
-            about = "as the checkpoint has it, by --use-mp-args-from-checkpoint-args"
-            found.questions.append(Question(name=name, about=about))
 
 
 def _mixed_methods(found: Arguments) -> None:
