@@ -24,7 +24,15 @@ from planner.trainers.megatron.arguments import (
     take_settings,
     unknown,
 )  # fmt: skip
-from planner.trainers.megatron.forks import OWN_LENGTH, adapters, of_checkpoint, refuse, strangers, translate, until_2020
+from planner.trainers.megatron.forks import (
+    OWN_LENGTH,
+    adapters,
+    of_checkpoint,
+    refuse,
+    strangers,
+    translate,
+    until_2020,
+)
 from planner.trainers.megatron.own_program import labels, take_around
 from planner.trainers.megatron.recompute_words import nothing_repeated, of_dense
 from planner.trainers.megatron.script import of_script
