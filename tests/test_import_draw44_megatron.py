@@ -77,6 +77,12 @@ def test_flash_attention_beside_local_layers_is_of_legacy_models(tmp_path: Path,
     assert load_trainer(found.trainer).kernels.attention == kernel
 
 
+@pytest.mark.parametrize(("more", "note"), [("", True), ("--moe-token-dispatcher-type alltoall", False)])
+def test_experts_by_allgather_are_the_default(tmp_path: Path, more: str, note: bool) -> None:
+    found = _megatron(tmp_path, f"--num-experts 8 --expert-model-parallel-size 4 --sequence-parallel {more}")
+    assert _says(found, "it gathers tokens of all 4 ranks") == note
+
+
 def test_local_layers_by_spec(tmp_path: Path) -> None:
     assert load_trainer(_megatron(tmp_path, "--spec local --attention-backend local").trainer).kernels.attention == "unfused"
 

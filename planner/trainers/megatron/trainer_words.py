@@ -80,6 +80,18 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
     return spelled
 
 
+def _note_gathered(found: Arguments, model: ModelSpec) -> None:
+    """Says what the dispatcher that Megatron has by default gathers.  [moe/token_dispatcher.py, MoEAllGatherTokenDispatcher]"""
+    ranks = found.number("expert_model_parallel_size", 1)
+    other = found.get("moe_token_dispatcher_type", "allgather") != "allgather" or found.get("moe_enable_deepep")
+    if ranks > 1 and not (other or found.dense_masks):
+        tokens = found.number("micro_batch_size", 1) * found.number("seq_length") // found.number("context_parallel_size", 1)
+        size = 4 * tokens * ranks * model.hidden_size / GIB
+        found.notes.append(
+            f"experts by allgather, the default: it gathers tokens of all {ranks} ranks; priced as alltoall, without its {size:.1f} GiB"
+        )
+
+
 def _note_masks(found: Arguments) -> None:
     """Says how much the masks take that Megatron's data loader makes of long sequences: a byte for each pair of tokens."""
     without = any(found.get(one) for one in ("no_create_attention_mask_in_dataloader", "dataloader_inter_document_masking"))
@@ -153,6 +165,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         "fp8_param_gather": "on" if gathers_fp8(found) else "off",
     }
     if model.is_moe:
+        _note_gathered(found, model)
         said |= {
             "expert_dispatch": str(backend) if flex or found.get("moe_enable_deepep") else "alltoall",
             "expert_overlap": "on" if found.get("overlap_moe_expert_parallel_comm") else "off",
