@@ -88,7 +88,7 @@ def _note_gathered(found: Arguments, model: ModelSpec) -> None:
         tokens = found.number("micro_batch_size", 1) * found.number("seq_length") // found.number("context_parallel_size", 1)
         size = 4 * tokens * ranks * model.hidden_size / GIB
         found.notes.append(
-            f"experts by allgather, the default: it gathers tokens of all {ranks} ranks; priced as alltoall, without its {size:.1f} GiB"
+            f"experts by allgather, the default: it gathers tokens of all {ranks} ranks; priced as alltoall, without {size:.1f} GiB"
         )
 
 
