@@ -109,9 +109,10 @@ def test_master_weights_beside_the_weights(tmp_path: Path, more: str, note: bool
     assert _says(found, "too high by 2 bytes for each parameter") == note
 
 
-def test_torch_fsdp2_shards_all(tmp_path: Path) -> None:
-    found = _megatron(tmp_path, "--use-torch-fsdp2 --untie-embeddings-and-output-weights")
-    assert found.fields["zero"] == 3 and found.trainer.startswith("megatron-fsdp") and "gradient_dtype=bf16" in found.trainer
+@pytest.mark.parametrize(("more", "zero"), [("", 3), ("--torch-fsdp2-no-reshard-after-forward", 2)])
+def test_torch_fsdp2_shards_all(tmp_path: Path, more: str, zero: int) -> None:
+    found = _megatron(tmp_path, f"--use-torch-fsdp2 --untie-embeddings-and-output-weights {more}")
+    assert found.fields["zero"] == zero and found.trainer.startswith("megatron-fsdp") and "gradient_dtype=bf16" in found.trainer
     assert _says(found, "priced as Megatron-FSDP")
 
 
@@ -145,6 +146,12 @@ def test_blocks_are_recomputed_without_its_pipeline_engine(tmp_path: Path) -> No
     words = "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
     found = _megatron(tmp_path, f"--deepspeed --no-pipeline-parallel --zero-stage 1 {words}")
     assert (found.fields["recompute"], found.fields["recompute_layers"]) == (Recompute.FULL, 2)
+
+
+def test_words_of_megatron_that_change_no_plan_are_not_asked_about(tmp_path: Path) -> None:
+    words = "--use-torch-optimizer-for-cpu-offload --use-precision-aware-optimizer --suggested-communication-unit-size 400000000"
+    found = _megatron(tmp_path, f"--optimizer-cpu-offload --use-distributed-optimizer {words} --decrease-batch-size-if-needed")
+    assert found.fields["offload_optimizer"] == 100 and not found.unread
 
 
 def test_sequence_parallelism_of_deepspeed_by_force(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def zero_of(found: Arguments) -> int:
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
     if found.get("use_torch_fsdp2"):
-        return 3
+        return 2 if found.get("torch_fsdp2_no_reshard_after_forward") else 3
     if has_fsdp(found):
         strategy = str(found.get("data_parallel_sharding_strategy", "no_shard" if found.dumped else "optim_grads_params"))
         if strategy not in SHARDED:
