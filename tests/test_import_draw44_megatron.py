@@ -241,3 +241,11 @@ def test_older_recipes_of_megatron_bridge_for_both_kinds_of_fine_tuning(tmp_path
     assert [one.name for one in error.value.questions] == names
     given = Given(num_gpus=8, sequence_length=4096, global_batch_size=8, settings={"recipe": "qwen25_7b_peft_config"})
     assert (read(path, None, given).lora_rank > 0) and not read(path, None, given).questions
+
+
+@pytest.mark.parametrize(("kernel", "scores"), [("unfused", True), ("flash", False)])
+def test_attention_by_a_member_of_megatrons_list(tmp_path: Path, kernel: str, scores: bool) -> None:
+    text = "from nemo.collections import llm\nrecipe = llm.llama31_8b.pretrain_recipe(num_nodes=1)\n"
+    path = written(tmp_path, f"{text}recipe.model.config.attention_backend = AttnBackend.{kernel}\n", "train.py")
+    found = read(path, None, Given(settings={"recipe_version": "main"}))
+    assert not found.questions and (load_trainer(found.trainer).kernels.attention == "unfused") == scores

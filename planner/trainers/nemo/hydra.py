@@ -147,7 +147,7 @@ def parse(path: Path, name: str, data: dict[str, Any], said: Given, counted: boo
             del found[key]
             if not key.startswith("tokenizer"):
                 ask_for(found, key, (key,), None)
-    if "use_cpu_initialization" in model.data and found.get("num_layers") and not any(map(model.flag, FAST)):
+    if {"use_cpu_initialization", "mcore_gpt"} & model.data.keys() and found.get("num_layers") and not any(map(model.flag, FAST)):
         found["attention_backend"] = "unfused"  # layers of NeMo's own
         found.notes.append(f"attention unfused: none of {', '.join(f'model.{one}' for one in FAST)} is on")
     called = preset_of_recipe(str(given.get("run.name") or path.stem).replace("megatron_", "").replace("_config", ""))
