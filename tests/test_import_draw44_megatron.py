@@ -249,3 +249,21 @@ def test_attention_by_a_member_of_megatrons_list(tmp_path: Path, kernel: str, sc
     path = written(tmp_path, f"{text}recipe.model.config.attention_backend = AttnBackend.{kernel}\n", "train.py")
     found = read(path, None, Given(settings={"recipe_version": "main"}))
     assert not found.questions and (load_trainer(found.trainer).kernels.attention == "unfused") == scores
+
+
+@pytest.mark.parametrize(
+    ("lines", "zero", "trainer"),
+    [
+        ("cfg.ddp.use_megatron_fsdp = True\ncfg.ddp.data_parallel_sharding_strategy = 'optim_grads'", 2, "megatron-fsdp"),
+        ("cfg.dist.use_megatron_fsdp = True\ncfg.ddp.data_parallel_sharding_strategy = 'optim'", 1, "megatron-bridge"),
+        ("cfg.dist.use_megatron_fsdp = False", 1, "megatron-bridge"),
+    ],
+)
+def test_megatron_fsdp_under_megatron_bridge(tmp_path: Path, lines: str, zero: int, trainer: str) -> None:
+    text = "from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\nfrom megatron.bridge import pretrain\n"
+    path = written(tmp_path, f"{text}cfg = llama3_8b_pretrain_config()\n{lines}\npretrain(config=cfg)\n", "train.py")
+    found = read(path, None, Given(num_gpus=8, settings={"recipe_version": "main"}))
+    assert found.fields["zero"] == zero and found.trainer.startswith(trainer) and not found.questions
+    path.write_text(path.read_text().replace("cfg.ddp.data_parallel_sharding_strategy", "strategy"))
+    again = read(path, None, Given(num_gpus=8, settings={"recipe_version": "main"}))
+    assert [one.name for one in again.questions] == ["ddp.data_parallel_sharding_strategy"] * ("fsdp = True" in lines)

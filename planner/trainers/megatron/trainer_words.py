@@ -70,7 +70,7 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
             "type, which the plan does not have: memory comes out too low by up to 2 bytes a parameter of 16 bits"
         )
     if has_fsdp(found) and found.get("fp8_param_gather") and precision_of(found) in FP8_WEIGHTS:
-        found.notes.append("weights lie in 8 bits between steps, in the plan in 16: too high by 1 byte for each that a rank holds")
+        found.notes.append(FSDP_IN_8_BITS)
     if found.get("use_torch_fsdp2"):
         found.notes.append("use_torch_fsdp2: torch's FSDP2 shards weights, gradients and states, priced as Megatron-FSDP does so")
     wide = load_trainer(spelled).traffic.gradient_reduce_bytes > 2
@@ -109,6 +109,8 @@ GRADIENT_OF_LOGITS = (
 """The note on Transformer Engine's loss, whose release decides what is kept for the backward pass."""
 
 
+FSDP_IN_8_BITS = "weights lie in 8 bits between steps, in the plan in 16: too high by 1 byte for each that a rank holds"
+"""The note on Megatron-FSDP with fp8_param_gather."""
 REMAINDERS = (
     "master weights in fp32: Transformer Engine keeps 16 bits of each beside its weight from 2.1 on, and memory comes out too high "
     "by 2 bytes for each parameter whose states a rank holds"

@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model_names import preset_of
 from planner.trainers.megatron_bridge import performance, recipe_releases, saved
-from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse, require_no_fsdp
+from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse
 from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
     BLOCKS,
@@ -146,7 +146,6 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
         return parse(path, said, saved.settings(path, data), said.num_gpus)
     _of_its_own(path, data)
     over = _over(data)
-    require_no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
     call = data.get("recipe")
     if call is None:
         hub = str((data.get("model") or {}).get("hf_model_id") or "") if isinstance(data.get("model"), Mapping) else ""
