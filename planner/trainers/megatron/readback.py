@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
-from planner.trainers.megatron import core_settings, engine_file, python_launcher
+from planner.trainers.megatron import core_settings, engine_file, forks, python_launcher
 from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for,
@@ -24,15 +24,7 @@ from planner.trainers.megatron.arguments import (
     take_settings,
     unknown,
 )  # fmt: skip
-from planner.trainers.megatron.forks import (
-    OWN_LENGTH,
-    adapters,
-    of_checkpoint,
-    refuse,
-    strangers,
-    translate,
-    until_2020,
-)
+from planner.trainers.megatron.forks import OWN_LENGTH, adapters, refuse, strangers, translate, until_2020
 from planner.trainers.megatron.own_program import labels, take_around
 from planner.trainers.megatron.recompute_words import nothing_repeated, of_dense
 from planner.trainers.megatron.script import of_script
@@ -110,7 +102,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
     _strategy(found)
-    of_checkpoint(found, given)
+    forks.of_checkpoint(found, given)
     _mixed_methods(found)
     _of_dense_layers(found, given.spec())
     waiting = bool(found.questions)
