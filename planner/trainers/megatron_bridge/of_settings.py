@@ -30,7 +30,7 @@ from planner.trainers.reading.megatron_degrees import degrees, forced_balance, p
 from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.shell.text import is_open, roots
+from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import not_priced, quotient, stage_ends
 
 CAPACITY = ("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity")
@@ -44,9 +44,6 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     for name in list(said.settings):
         if "." in name or name in settings:
             settings[name] = parsed(str(said.setting(name)))
-    kernel = roots(str(settings.get("model.attention_backend") or ""))  # AttnBackend.unfused, a member of Megatron Core's
-    if kernel and kernel[0] in ("flash", "fused", "unfused", "local", "auto"):
-        settings["model.attention_backend"] = kernel[0]
     hf = _named(path, settings)
     model, noted = named_model(hf, path) if hf else (None, ())
     settings = effective.with_fields(settings)

@@ -81,6 +81,9 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
     nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
+    kernel = roots(str(settings.get("model.attention_backend") or ""))  # AttnBackend.unfused, a member of Megatron Core's
+    if kernel and kernel[0] in ("flash", "fused", "unfused", "local", "auto"):
+        settings["model.attention_backend"] = kernel[0]
     settings.setdefault("model.hf", "")
     settings.setdefault(EXPERTS_CUT, None)
     if settings.get("dataset.seq_length") is not None:  # what a sample holds, whatever the model could take
