@@ -142,9 +142,12 @@ def test_what_the_pipeline_engine_of_deepspeed_takes(tmp_path: Path, more: str, 
     assert _says(found, "not taken by DeepSpeed's pipeline engine") == ("checkpoint" not in more)
 
 
-def test_blocks_are_recomputed_without_its_pipeline_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [True, False])
+def test_blocks_are_recomputed_without_its_pipeline_engine(tmp_path: Path, program: bool) -> None:
     words = "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
-    found = _megatron(tmp_path, f"--deepspeed --no-pipeline-parallel --zero-stage 1 {words}")
+    if program:
+        (tmp_path / "pretrain_gpt.py").write_text("model = GPTModel(config)\n")
+    found = _megatron(tmp_path, f"--deepspeed {'' if program else '--no-pipeline-parallel'} --zero-stage 1 {words}")
     assert (found.fields["recompute"], found.fields["recompute_layers"]) == (Recompute.FULL, 2)
 
 

@@ -43,8 +43,20 @@ def is_deepspeed(found: Arguments) -> bool:
 
 
 def _has_stages(found: Arguments) -> bool:
-    """Whether its pipeline engine trains, of one stage too. It does not run with ZeRO above 1."""
-    return is_deepspeed(found) and not found.get("no_pipeline_parallel", found.dumped) and found.number("zero_stage") < 2
+    """Whether its pipeline engine trains, of one stage too. It does not run with ZeRO above 1, nor with Ulysses, nor where a fork's
+    own program has no such layers."""
+    ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
+    if not is_deepspeed(found) or found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1 or ulysses:
+        return False
+    program = _program(found)
+    started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
+    return started is None or "Pipe(" in read_text(started)
+
+
+def _program(found: Arguments) -> Path:
+    """What is started; of a folder that is not known, by its end."""
+    behind = found.program.rpartition(CLOSE)[2]
+    return Path(f"/{behind.lstrip('/')}" if CLOSE in found.program else behind)
 
 
 def of_pipeline_engine(found: Arguments) -> None:
@@ -53,7 +65,7 @@ def of_pipeline_engine(found: Arguments) -> None:
     if found.get("checkpoint_activations"):
         for one in ("recompute_activations", "recompute_granularity", "recompute_method"):
             found.pop(one, None)
-    if not _has_stages(found) or str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1"):
+    if not _has_stages(found):
         return
     lost = [one for one in VIRTUAL if found.get(one)]
     if found.get("recompute_granularity") == "full" and found.get("recompute_method") != "uniform":
@@ -126,18 +138,12 @@ def _in_dense_pipeline(found: Arguments) -> bool:
     on."""
     if not _has_stages(found):
         return False
-    ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
-    behind = found.program.rpartition(CLOSE)[2]
-    program = Path(f"/{behind.lstrip('/')}" if CLOSE in found.program else behind)  # of a folder that is not known, by its end
-    started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
-    if started is not None and "Pipe(" not in read_text(started):  # a fork's own, without such layers
-        return False
-    places = (program.parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
+    places = (_program(found).parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
     file = next((one for place in places if (one := beside(Path(found.where), str(place), (".py",)))), None)
     if file is None and any(SINCE_2024.fullmatch(one) for one in found):
         return False
     built = PIPE.findall(read_text(file)) if file is not None else []
-    return not ulysses and not any("num_experts" in one for one in built)
+    return not any("num_experts" in one for one in built)
 
 
 def _drop(found: Arguments) -> None:
