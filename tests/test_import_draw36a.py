@@ -27,7 +27,7 @@ def _read(folder: Path, words: str, **settings: str) -> Reading:
     [
         "--outer-sync-steps 50 --outer-momentum 0.9", "--diloco-inner-steps 20", "--optimizer-kind sophia", "--use-muon",
         "--second-optimizer soap", "--low-lora-rank 8", "--weights-ema-decay 0.99", "--fp32-residual-connection",
-        "--partition-activations", "--checkpoint-in-cpu", "--distribute-saved-activations",
+        "--checkpoint-in-cpu",
     ],
 )  # fmt: skip
 def test_words_of_a_fork_that_decide_states_or_steps_are_refused(tmp_path: Path, words: str) -> None:

@@ -138,7 +138,7 @@ def test_what_a_yaml_over_a_recipe_of_megatron_bridge_says_as_a_whole(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("dist: {use_megatron_fsdp: true}\n", "dist.use_megatron_fsdp"),
+        ("dist: {use_torch_fsdp2: true}\n", "dist.use_torch_fsdp2"),
         ("ConfigContainer:\n  train: {micro_batch_size: 1}\n", "its section 'ConfigContainer' is none of Megatron-Bridge's"),
         ("perf_matrix:\n  h100: {num_gpus_8: {tp: 2}}\n", "its section 'perf_matrix' is none of Megatron-Bridge's"),
     ],

@@ -183,7 +183,6 @@ def test_mlperf_of_5_1_says_degrees_in_short_names(tmp_path: Path) -> None:
     [
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8", "moments in bf16 and fp8"),
         ("--use-precision-aware-optimizer --main-params-dtype fp16", "master weights in fp16"),
-        ("--use-torch-fsdp2", "--use-torch-fsdp2 changes what states take on a GPU, which is not priced"),
         ("--num-distributed-optimizer-instances 2", "--set num_distributed_optimizer_instances=1 imports the job without it"),
         ("--hybrid-layer-pattern MEM*", "is an architecture that its sizes do not tell"),
         ("--num-experts 64 --deepspeed --no-pipeline-parallel --mlp-type residual",

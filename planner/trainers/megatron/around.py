@@ -1,6 +1,7 @@
 """What the Megatron around a script takes where the script does not say it: defaults that forks and older versions have."""
 
 import ast
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,21 @@ def _take_age(found: Arguments) -> None:
     if word is not None and not found.dumped and not any(found.get(one) for one in other):
         why = f"{found.spelled(word)} is of Megatron-LM until 2023, with its own layers, which keep scores without --use-flash-attn"
         take_own_layers(found, why)
+    young = any(SINCE_2024.fullmatch(one) for one in found) or found.get("tokenizer_type") == "HuggingFaceTokenizer"
+    whole = not any(found.get(one) for one in (*other, *FLASH, "recompute_granularity", "recompute_activations"))
+    if word is None and whole and not (young or found.dumped) and re.fullmatch(r"(\S*/)?pretrain_gpt\.py", found.program):
+        found.notes.append(
+            "attention keeps no scores: Transformer Engine's, Megatron-LM's default since April 2024; --set transformer_impl=local "
+            "imports the job with the layers before, which keep them"
+        )
 
 
+SINCE_2024 = re.compile(
+    r"transformer_impl|attention_backend|use_(mcore|legacy)_models|fp8.*|tp_comm_.*|c(p_comm_type|ontext_parallel_size)|moe_.*|ckpt_.*|ddp_.*"
+    r"|(use_)?dist_ckpt.*|.*_ckpt_format|cross_entropy_.*|.*cuda_graph.*|multi_latent.*|qk_layernorm|grad_reduce_in_bf16|.*fsdp.*"
+    r"|decoder_.*|account_for_.*|calculate_per_.*|.*precision_aware.*|.*_gloo_.*|rope_scaling.*|use_rope_.*|enable_.*|async_save|mock_data"
+)
+"""Arguments that Megatron-LM has since then, or that its other layers alone take."""
 UNTIL_2023 = ("data_impl", "no_contiguous_buffers_in_local_ddp")
 """Arguments that Megatron-LM had until 2023; Transformer Engine is its default since April 2024.  [megatron/arguments.py]"""
 

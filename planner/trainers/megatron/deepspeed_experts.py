@@ -30,12 +30,51 @@ OWN_WORDS = re.compile(r".*(expert|moe|(^|_)(ep|edp)(_|$)|pft|gating|router).*")
 """Arguments of forks that say how experts run."""
 PIPE = re.compile(r"LayerSpec\(\s*ParallelTransformerLayerPipe\b((?:(?!LayerSpec\().){0,2000})", re.DOTALL)
 """What the pipeline engine builds a layer from.  [megatron/model/gpt_model.py, GPTModelPipe]"""
+SINCE_2024 = re.compile(
+    r"(disable_)?moe_top2_2nd.*|moe_(num_)?capacity_bins.*|use_torch_compile.*|use_fused_sdpa.*|cache_fp8.*|verify_checkpoint.*|hpu_.*|fp8_e5m2"
+)
+"""Arguments of Megatron-DeepSpeed since March 2024, and of Habana's, whose pipeline hands experts on.  [gpt_model.py, #373]"""
 OF_EXPERTS_ALONE = ("num_experts", "expert_model_parallel_size", "moe_expert_parallel_size", "moe_router_topk", "topk")
 
 
 def is_deepspeed(found: Arguments) -> bool:
     """Whether DeepSpeed's engine trains."""
     return bool(found.get("deepspeed") or found.get("deepspeed_config") or found.get("zero_stage") is not None)
+
+
+def _has_stages(found: Arguments) -> bool:
+    """Whether its pipeline engine trains, of one stage too. It does not run with ZeRO above 1, nor with Ulysses, nor where a fork's
+    own program has no such layers."""
+    ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
+    if not is_deepspeed(found) or found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1 or ulysses:
+        return False
+    program = _program(found)
+    started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
+    return started is None or "Pipe(" in read_text(started)
+
+
+def _program(found: Arguments) -> Path:
+    """What is started; of a folder that is not known, by its end."""
+    behind = found.program.rpartition(CLOSE)[2]
+    return Path(f"/{behind.lstrip('/')}" if CLOSE in found.program else behind)
+
+
+def of_pipeline_engine(found: Arguments) -> None:
+    """Leaves out what DeepSpeed's pipeline engine does not take: virtual stages, and other recompute of layers than a uniform one,
+    before which --checkpoint-activations goes.  [megatron/model/gpt_model.py, GPTModelPipe; transformer.py]"""
+    if found.get("checkpoint_activations"):
+        for one in ("recompute_activations", "recompute_granularity", "recompute_method"):
+            found.pop(one, None)
+    if not _has_stages(found):
+        return
+    lost = [one for one in VIRTUAL if found.get(one)]
+    if found.get("recompute_granularity") == "full" and found.get("recompute_method") != "uniform":
+        lost.append("recompute_granularity")
+    for one in lost:
+        found.notes.append(f"{found.spelled(one)} {found.pop(one)}: not taken by DeepSpeed's pipeline engine, nor by the plan")
+
+
+VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
 
 
 def take(found: Arguments) -> None:
@@ -96,19 +135,15 @@ def _switch(found: Arguments) -> bool:
 
 def _in_dense_pipeline(found: Arguments) -> bool:
     """Whether DeepSpeed's pipeline engine trains, whose layers get no number of experts unless the code around the script hands it
-    on. It does not run with ZeRO above 1."""
-    if found.get("no_pipeline_parallel", found.dumped) or found.number("zero_stage") > 1:
+    on."""
+    if not _has_stages(found):
         return False
-    ulysses = str(found.get("ds_sequence_parallel_size", "1")) not in ("0", "1")
-    behind = found.program.rpartition(CLOSE)[2]
-    program = Path(f"/{behind.lstrip('/')}" if CLOSE in found.program else behind)  # of a folder that is not known, by its end
-    started = beside(Path(found.where), str(program), (".py",)) if program.suffix == ".py" else None
-    if started is not None and "Pipe(" not in read_text(started):  # a fork's own, without such layers
-        return False
-    places = (program.parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
+    places = (_program(found).parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
     file = next((one for place in places if (one := beside(Path(found.where), str(place), (".py",)))), None)
+    if file is None and any(SINCE_2024.fullmatch(one) for one in found):
+        return False
     built = PIPE.findall(read_text(file)) if file is not None else []
-    return not ulysses and not any("num_experts" in one for one in built)
+    return not any("num_experts" in one for one in built)
 
 
 def _drop(found: Arguments) -> None:
@@ -123,7 +158,7 @@ def _drop(found: Arguments) -> None:
             del found[one]
     found.notes.append(
         f"experts: dropped, {named} count for nothing: without --no-pipeline-parallel DeepSpeed's pipeline engine trains, whose "
-        "layers (GPTModelPipe) are all dense; --set no_pipeline_parallel=true imports the job with its experts"
+        "layers (GPTModelPipe) are all dense until April 2024; --set no_pipeline_parallel=true imports the job with its experts"
     )
 
 

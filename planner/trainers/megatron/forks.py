@@ -7,10 +7,11 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron import deepspeed_experts
 from planner.trainers.megatron.arguments import Arguments, listed_arguments, unknown
+from planner.trainers.megatron.around import UNTIL_2023
 from planner.trainers.megatron.sizes import OTHER_MODELS, own_layers
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets, layers_beside
-from planner.trainers.reading.given import OtherStepError
+from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 
@@ -43,7 +44,7 @@ MINDSPEED = (
 NOT_PRICED = (
     "swap_attention", "reuse_fp32_param", "recompute_in_advance", "tp_2d", "moe_zero_memory", "schedules_method", "kd",
     "num_layers_teacher", "mos", "peft_type", "moe_data_distributed", "expert_interval", "full_attention_interval",
-    "partition_activations", "checkpoint_in_cpu", "distribute_saved_activations", "num_zero_experts", "fp32_residual_connection",
+    "checkpoint_in_cpu", "num_zero_experts", "fp32_residual_connection",
     "activation_func_fp8_input_store", "mtp_use_repeated_layer", "embedding_weights_in_fp32", "logits_load_dir", "moe_paged_stash",
     "enable_mhc_connections", "standalone_embedding_stage", "perform_rl_step",
     "num_microbatches_with_partial_activation_checkpoints",
@@ -79,6 +80,7 @@ def translate(found: Arguments, gpus: int | None) -> None:
     """Says arguments of forks in Megatron's words; ``gpus`` of the job, None = not known. Raises PlannerError for those that decide
     memory or degrees and have none."""
     deepspeed_experts.take(found)
+    deepspeed_experts.of_pipeline_engine(found)
     if found.dumped:
         return
     if found.pop("router_gating_in_fp32", None):  # of MindSpeed
@@ -108,7 +110,11 @@ def translate(found: Arguments, gpus: int | None) -> None:
     _experts(found)
     _expert_ranks(found, gpus)
     _memory(found)
-    if found.get("transformer_impl") == "local" and found.get("use_flash_attn") and of_mindspeed(found):
+    spec = found.get("spec")
+    if re.match(r"local\b|.*_layer_local", " ".join(map(str, spec)) if isinstance(spec, list) else str(spec)):
+        found.setdefault("transformer_impl", "local")
+    legacy = any(found.get(one) for one in ("use_legacy_models", *UNTIL_2023))
+    if found.get("transformer_impl") == "local" and found.get("use_flash_attn") and (legacy or of_mindspeed(found)):
         del found["transformer_impl"]  # its kernels take the place of local ones  [mindspeed, fusion_attention_feature.py]
     algorithm = found.pop("context_parallel_algo", None)
     cut = str(found.get("context_parallel_size", "1"))
@@ -151,6 +157,17 @@ def until_2020(found: Arguments) -> None:
     if str(found.get("tensor_model_parallel_size", "1")) == "1":
         for name in ("partition_activations", "distribute_saved_activations"):  # over ranks of tensor parallelism
             found.pop(name, None)
+
+
+def of_checkpoint(found: Arguments, given: Given) -> None:
+    """Asks for the degrees that a checkpoint says, whatever the arguments are.  [checkpointing.py, load_args_from_checkpoint]"""
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+    if found.dumped or not (found.get("use_checkpoint_args") and found.pop("use_mp_args_from_checkpoint_args", None)):
+        return
+    for name in names if found.get("num_experts") else names[:2]:
+        if name not in given.settings:
+            about = "as the checkpoint has it, by --use-mp-args-from-checkpoint-args"
+            found.questions.append(Question(name=name, about=about))
 
 
 def _memory(found: Arguments) -> None:

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
-from planner.trainers.megatron import core_settings, engine_file, python_launcher
+from planner.trainers.megatron import core_settings, engine_file, forks, python_launcher
 from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for,
@@ -102,6 +102,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
     _strategy(found)
+    forks.of_checkpoint(found, given)
     _mixed_methods(found)
     _of_dense_layers(found, given.spec())
     waiting = bool(found.questions)

@@ -34,6 +34,8 @@ _PER_NODE = ("nproc_per_node", "nproc-per-node", "num_gpus", "gpus-per-node", "n
 _TORCHRUN = ("nproc_per_node", "nproc-per-node")
 _NODES = ("nnodes", "num_nodes", "nodes", "N")
 _WORLD = ("WORLD_SIZE", "NUM_GPUS", "TOTAL_GPUS", "N_GPUS", "NGPUS", "WORLD", "NPROC")
+KERNELS = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
+"""Variables of Transformer Engine, which computes attention with scores in memory where both are 0."""
 NOT_TRAINING = re.compile(r"(preprocess|convert|checkpoint|tools/|evaluat|generat|server|inference|export|/eval)")
 LAUNCHERS = re.compile(
     r"nproc.per.node|nnodes|node.rank|master.(addr|port)|rdzv.*|max.restarts|tee|local.ranks.filter|log.dir|redirects|standalone|"
@@ -66,6 +68,9 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         raise PlannerError(f"{where}: no training with arguments of Megatron-LM (--num-layers 32 ...) is started here")
     for name in [one for one in found if LAUNCHERS.fullmatch(one)]:
         del found[name]
+    if all(script.variables.text(one) == "0" for one in KERNELS) and "attention_backend" not in found:
+        found["attention_backend"] = "unfused"
+        found.notes.append(f"attention unfused: {' and '.join(KERNELS)} are 0")
     found.program = best[-1].words[0] if _PROGRAM.fullmatch(best[-1].words[0] if best[-1].words else "") else ""
     _require_language_model(where, found.program)
     found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory, found.notes)]

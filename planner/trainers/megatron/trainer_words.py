@@ -21,7 +21,7 @@ BIGCODE = ("attention_head_type", "structured_logs", "fragment_fim_rate")
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 NOT_PRICED = {
-    "outer_dp_sharding_strategy": "no_shard", "use_torch_fsdp2": "False",
+    "outer_dp_sharding_strategy": "no_shard",
     "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
     "fp4_param_gather": "False", "fine_grained_activation_offloading": "False",
 }  # fmt: skip
@@ -69,11 +69,27 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
             f"{found.spelled('DDP_impl')}: torch's DistributedDataParallel keeps buckets, a second copy of the gradients in their "
             "type, which the plan does not have: memory comes out too low by up to 2 bytes a parameter of 16 bits"
         )
+    if has_fsdp(found) and found.get("fp8_param_gather") and precision_of(found) in FP8_WEIGHTS:
+        found.notes.append(FSDP_IN_8_BITS)
+    if found.get("use_torch_fsdp2"):
+        found.notes.append("use_torch_fsdp2: torch's FSDP2 shards weights, gradients and states, priced as Megatron-FSDP does so")
     wide = load_trainer(spelled).traffic.gradient_reduce_bytes > 2
     if found.get("fp16") and wide and zero_of(found) < 2 and not found.get("accumulate_allreduce_grads_in_fp32"):
         found.notes.append("gradients are in fp16, and so they are in memory; their reduction is priced in fp32, twice as long")
     _note_masks(found)
     return spelled
+
+
+def _note_gathered(found: Arguments, model: ModelSpec) -> None:
+    """Says what the dispatcher that Megatron has by default gathers.  [moe/token_dispatcher.py, MoEAllGatherTokenDispatcher]"""
+    ranks = found.number("expert_model_parallel_size", 1)
+    other = found.get("moe_token_dispatcher_type", "allgather") != "allgather" or found.get("moe_enable_deepep")
+    if ranks > 1 and not (other or found.dense_masks):
+        tokens = found.number("micro_batch_size", 1) * found.number("seq_length") // found.number("context_parallel_size", 1)
+        size = 4 * tokens * ranks * model.hidden_size / GIB
+        found.notes.append(
+            f"experts by allgather, the default: it gathers tokens of all {ranks} ranks; priced as alltoall, without {size:.1f} GiB"
+        )
 
 
 def _note_masks(found: Arguments) -> None:
@@ -91,6 +107,15 @@ GRADIENT_OF_LOGITS = (
     "stage comes out too large"
 )
 """The note on Transformer Engine's loss, whose release decides what is kept for the backward pass."""
+
+
+FSDP_IN_8_BITS = "weights lie in 8 bits between steps, in the plan in 16: too high by 1 byte for each that a rank holds"
+"""The note on Megatron-FSDP with fp8_param_gather."""
+REMAINDERS = (
+    "master weights in fp32: Transformer Engine keeps 16 bits of each beside its weight from 2.1 on, and memory comes out too high "
+    "by 2 bytes for each parameter whose states a rank holds"
+)
+"""The note on the optimizer that knows of precisions.  [core/optimizer/optimizer_config.py, store_param_remainders]"""
 
 
 def loss_fusion(fused: Any, impl: Any) -> str:
@@ -142,6 +167,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         "fp8_param_gather": "on" if gathers_fp8(found) else "off",
     }
     if model.is_moe:
+        _note_gathered(found, model)
         said |= {
             "expert_dispatch": str(backend) if flex or found.get("moe_enable_deepep") else "alltoall",
             "expert_overlap": "on" if found.get("overlap_moe_expert_parallel_comm") else "off",
@@ -184,10 +210,12 @@ def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
     for name, usual in NOT_PRICED.items():
         still = name.endswith("_param_gather") and (found.dumped or precision_of(found) in ("bf16", "fp16", "fp32"))
-        still = still or (name == "fp8_param_gather" and gathers_fp8(found))
+        still = still or (name == "fp8_param_gather" and (gathers_fp8(found) or has_fsdp(found)))
         if not still and str(found.get(name, usual)).lower() != usual.lower():
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
+    if found.get("use_torch_fsdp2"):
+        return 2 if found.get("torch_fsdp2_no_reshard_after_forward") else 3
     if has_fsdp(found):
         strategy = str(found.get("data_parallel_sharding_strategy", "no_shard" if found.dumped else "optim_grads_params"))
         if strategy not in SHARDED:
@@ -226,6 +254,8 @@ def gradient_type(found: Arguments) -> str:
                 "Megatron-FSDP adds gradients up in fp32 (from 0.19 on only with --megatron-fsdp-main-grads-dtype)"
             )
         return "bf16" if STATE_TYPES.get(said, said) == "bf16" or found.get("grad_reduce_in_bf16") else "fp32"
+    if found.get("use_torch_fsdp2"):  # those of the weights  [torch_fully_sharded_data_parallel.py]
+        return "bf16"
     main = str(found.get("main_grads_dtype", "fp32"))
     low = STATE_TYPES.get(main, main) == "bf16" and not found.get("accumulate_allreduce_grads_in_fp32")
     return "bf16" if found.get("grad_reduce_in_bf16") or low else "fp32"
@@ -241,6 +271,9 @@ def optimizer_of(found: Arguments) -> str:
     if found.get("use_precision_aware_optimizer"):
         given = [str(found.get(one, "fp32")) for one in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")]
         kinds = [STATE_TYPES.get(one, one) for one in given]
+        wide = found.get("fp8") and found.get("fp8_recipe") not in (None, "delayed")
+        if found.get("bf16") and not (wide or found.get("fp4") or found.get("optimizer_cpu_offload")):
+            found.notes.append(REMAINDERS)
     moments = {"bf16" if one == "fp16" else one for one in kinds[:2]}
     if len(moments) > 1 or kinds[2] != "fp32":
         raise PlannerError(

@@ -8,6 +8,8 @@ training/comm_overlap.py: setup]
 
 from typing import Any
 
+from planner.trainers.megatron.trainer_words import SHARDED
+from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 from planner.workload import FP8_WEIGHTS
 
@@ -95,3 +97,18 @@ def shards_states(given: Settings) -> bool:
     """Whether the distributed optimizer is on, by either section; the optimizer of all recipes has it."""
     ddp, own = given.flag("ddp.use_distributed_optimizer", True), given.flag("optimizer.use_distributed_optimizer", True)
     return ddp or own
+
+
+FSDP = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+
+
+def sharding(given: Settings) -> int:
+    """What is sharded, as zero: by Megatron-FSDP what it is told, else the optimizer's states; asks where nothing says it.
+    [training/config.py, _validate_and_apply_megatron_fsdp_v1_configs]"""
+    if not sum(given.flag(one) for one in FSDP):
+        return int(shards_states(given))
+    name = "ddp.data_parallel_sharding_strategy"
+    if given.get(name) is None:
+        about = "what Megatron-FSDP shards: by default nothing until March 2026, everything since"
+        given.ask(Question(name=name, about=about, choices=("no_shard", "optim_grads_params")))
+    return int(given.choice(name, SHARDED, "optim_grads_params"))

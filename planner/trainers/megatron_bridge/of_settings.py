@@ -10,10 +10,17 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
+from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import BY_MOMENTS, CP_METHODS
 from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
-from planner.trainers.megatron.trainer_words import GRADIENT_OF_LOGITS, STATE_TYPES, loss_fusion
+from planner.trainers.megatron.trainer_words import (
+    FSDP_IN_8_BITS,
+    GRADIENT_OF_LOGITS,
+    REMAINDERS,
+    STATE_TYPES,
+    loss_fusion,
+)
 from planner.trainers.megatron_bridge import effective
 from planner.trainers.megatron_bridge.decisive import MATTERS, require_priced, without_layers
 from planner.trainers.reading.configuration import Reading, batch_that_divides
@@ -29,12 +36,6 @@ from planner.trainers.reading.values import not_priced, quotient, stage_ends
 CAPACITY = ("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity")
 SHARDS = ("dist.use_torch_fsdp2", "strategy.fsdp", "ddp.use_custom_fsdp")
 """Settings that hand weights to an FSDP that a plan of these trainers does not hold; the second and third are NeMo's."""
-
-def require_no_fsdp(given: Settings) -> None:
-    """Raises PlannerError for states that Megatron-FSDP or torch's FSDP shards."""
-    for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
-        if given.flag(name):
-            raise PlannerError(f"{given.path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
 
 
 def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",
@@ -55,10 +56,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     if trainer == "nemo" and (ahead := given.number("model.mtp_num_layers", 0, 0)):
         where = given.where("model.mtp_num_layers")
         raise PlannerError(f"{where} is {ahead}: layers that predict more tokens are not priced in NeMo; 0 imports the job")
-    shards = [one for one in SHARDS if given.get(one) not in (None, "", False, "false")]
+    shards = [one for one in (*SHARDS, *effective.FSDP * (trainer == "nemo")) if given.get(one) not in (None, "", False, "false")]
     if shards:
         raise not_priced(str(path), shards, shards)
-    require_no_fsdp(given)
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file: {why}")
@@ -202,7 +202,7 @@ def _layout(given: Settings, model: ModelSpec | None, trainer: str) -> dict[str,
         ends = _laid_out(given, model.num_layers, held["pp"], held["vpp"])
     return {
         **held, "sequence_parallel": int(given.flag("model.sequence_parallel") and held["tp"] > 1),
-        "zero": int(effective.shards_states(given)),
+        "zero": effective.sharding(given),
         "first_stage_layers": ends["first"], "last_stage_layers": ends["last"],
         **({"cp_method": int(_method(given))} if held["cp"] > 1 else {}), **_recompute(given, held["vpp"]),
         **states_on_the_host(given, "optimizer."), **_activations_on_the_host(given),
@@ -294,13 +294,20 @@ def _trainer(given: Settings, trainer: str) -> tuple[str, tuple[str, ...]]:
         options["dropout"] = "on"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none", "expert_overlap": "off", "fp8_attention": "off"}
-        more = ("gradient_overlap", "loss_fusion", "attention_kernel", "fp8_param_gather")
+        more = ("gradient_overlap", "loss_fusion", "dropout", "attention_kernel", "fp8_param_gather")
         options = {name: options[name] for name in ("gradient_dtype", *usual, *more) if options.get(name) != usual.get(name)}
         if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
             options["tp_overlap"] = "off"
         if given.above_zero("peft.dropout") and given.get("peft"):
             options["adapter_dropout"] = "on"
-    return spell(trainer, options), (*notes, *(GRADIENT_OF_LOGITS,) * (options.get("loss_fusion") == "on"))
+    aware = given.data.get("optimizer.use_precision_aware_optimizer") in (True, "true", "True")
+    thin = aware and effective.precision(given) == "bf16" and not given.flag("optimizer.optimizer_cpu_offload")
+    notes = (*notes, *(GRADIENT_OF_LOGITS,) * (options.get("loss_fusion") == "on"), *(REMAINDERS,) * thin)
+    if effective.sharding(given) > 1:
+        trainer, known = "megatron-fsdp", load_trainer("megatron-fsdp").choices.options
+        notes = (*notes, *(FSDP_IN_8_BITS,) * ("fp8_param_gather" in options))
+        options = {name: value for name, value in options.items() if value in known.get(name, {})}
+    return spell(trainer, options), notes
 
 
 def _optimizer(given: Settings) -> str:

@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model_names import preset_of
 from planner.trainers.megatron_bridge import performance, recipe_releases, saved
-from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse, require_no_fsdp
+from planner.trainers.megatron_bridge.of_settings import EXPERTS_CUT, parse
 from planner.trainers.megatron_bridge.recipe_programs import Program
 from planner.trainers.megatron_bridge.recipes import (
     BLOCKS,
@@ -146,7 +146,6 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
         return parse(path, said, saved.settings(path, data), said.num_gpus)
     _of_its_own(path, data)
     over = _over(data)
-    require_no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
     call = data.get("recipe")
     if call is None:
         hub = str((data.get("model") or {}).get("hf_model_id") or "") if isinstance(data.get("model"), Mapping) else ""
@@ -245,8 +244,19 @@ def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> 
     if not names or any(one in known for one in names):
         return known
     asked = said.setting("recipe")
+    of_batch = _batch_of_older(tree, said) if names[0].endswith("_finetune_config") else []
     if asked not in known:
         about = f"{shown(names[0])} is not among the published ones that are known: one like it"
-        needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
+        needed = [*of_batch, *([] if said.num_gpus else [NEEDED["num_gpus"]])]
         ask(str(path), [Question(name="recipe", about=about, choices=tuple(nearest_first(names[0], known)[:3])), *needed])
     return {**known, **dict.fromkeys(names, known[asked])}
+
+
+def _batch_of_older(tree: ast.Module, said: Given) -> list[Question]:
+    """What is asked beside the recipe of today that is like one of releases up to 0.3: these pack samples, or not, to lengths and
+    batches of their own.  [0.3, recipes/*: _finetune_common]"""
+    text, about = ast.unparse(tree), "of recipes for both kinds of fine-tuning, up to 0.3, it is another one"
+    asked = ((said.sequence_length, r"seq(uence)?_length", "--sequence-length S"),
+             (said.global_batch_size, "global_batch_size", "--global-batch-size B"))  # fmt: skip
+    wanted = [name for known, word, name in asked if known is None and not re.search(rf"\b{word} ?=", text)]
+    return [Question(name=name, about=about) for name in wanted]

@@ -45,6 +45,8 @@ NOT_PRICED = (
     "activations_checkpoint_layers_per_pipeline", "hierarchical_context_parallel_sizes", "num_distributed_optimizer_instances",
 )  # fmt: skip
 """Keys that decide memory or degrees and that no plan has."""
+FAST = ("mcore_gpt", "transformer_engine", "use_flash_attention")
+"""Keys of which one must be on for attention that keeps no scores.  [megatron/attention.py, CoreAttention]"""
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "quick_geglu", "squared-relu": "squared_relu"}
 DISTRIBUTED = ("distributed_fused_adam", "mcore_distributed_optim")
 FOREIGN = re.compile(
@@ -145,6 +147,9 @@ def parse(path: Path, name: str, data: dict[str, Any], said: Given, counted: boo
             del found[key]
             if not key.startswith("tokenizer"):
                 ask_for(found, key, (key,), None)
+    if {"use_cpu_initialization", "mcore_gpt"} & model.data.keys() and found.get("num_layers") and not any(map(model.flag, FAST)):
+        found["attention_backend"] = "unfused"  # layers of NeMo's own
+        found.notes.append(f"attention unfused: none of {', '.join(f'model.{one}' for one in FAST)} is on")
     called = preset_of_recipe(str(given.get("run.name") or path.stem).replace("megatron_", "").replace("_config", ""))
     if called is not None:
         found["tokenizer_model"] = called  # its vocabulary, where it has these sizes

@@ -81,6 +81,9 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
     nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
+    kernel = roots(str(settings.get("model.attention_backend") or ""))  # AttnBackend.unfused, a member of Megatron Core's
+    if kernel and kernel[0] in ("flash", "fused", "unfused", "local", "auto"):
+        settings["model.attention_backend"] = kernel[0]
     settings.setdefault("model.hf", "")
     settings.setdefault(EXPERTS_CUT, None)
     if settings.get("dataset.seq_length") is not None:  # what a sample holds, whatever the model could take
@@ -106,8 +109,24 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
     found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
     if "ddp.grad_reduce_in_fp32" in found:  # its plugin says so
         found["plugin.grad_reduce_in_fp32"] = found.pop("ddp.grad_reduce_in_fp32")
+    if start == "finetune" and given.get("packed_sequence") in (True, False):
+        found |= _packed(name, known[name], kind, given["packed_sequence"])
     called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
     return {"nodes": 1, "devices": 8, "mixed_precision": "bf16_mixed", **found, **called}
+
+
+def _packed(name: str, kinds: Mapping[str, Any], kind: str, packed: bool) -> dict[str, Any]:
+    """Batch and length of a recipe that is told whether to pack samples, which performance_mode decides otherwise.
+    [recipes/finetune_default.py]"""
+    length, batch = (kinds[kind][one] for one in ("dataset.seq_length", "train.global_batch_size"))
+    if packed:
+        length = 4096 if name in LONGER else max(length, kinds.get(f"{kind}_fast", {}).get("dataset.seq_length", 0))
+        batch = 8 if batch == 128 else batch
+    return {"dataset.seq_length": length, "train.global_batch_size": batch}
+
+
+LONGER = ("gemma3_1b", "llama32_1b", "llama32_3b")
+"""Recipes without a performance mode that pack samples to 4096 tokens."""
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
@@ -194,6 +213,9 @@ def _of_script(path: Path, said: Given, known: Known, modules: bool = False) -> 
             found[name] = gap([name]) if isinstance(value, str) and is_open(value) else value
         elif name is not None and value is not None:
             found[name] = value
+    plain = [one for one in script.built("Trainer")[:1] if not {"plugins", "precision", None} & {word.arg for word in one.keywords}]
+    if plain and not starts and "trainer.plugins" not in script.places():
+        notes.append("nl.Trainer has no plugins: all is in fp32, and priced in bf16, whose activations take half of it")
     found |= _own_sizes(script) | _factories(script)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")

@@ -21,7 +21,7 @@ from planner.trainers.primus.experiment_scripts import PLACE, started
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
 from planner.trainers.reading.interpolation import merged
-from planner.trainers.reading.values import read_text
+from planner.trainers.reading.values import read_text, stage_ends
 from planner.trainers.torchtitan.forms import tables
 from planner.trainers.torchtitan.readback import reading_of as torchtitan_reading
 
@@ -144,20 +144,52 @@ def _megatron(path: Path, overrides: Mapping[str, Any], usual: Mapping[str, Any]
     overrides = {name: value for name, value in overrides.items() if name not in ("lora", "peft")}
     ranks = {"expert_model_parallel_size": 8} if EXPERT_RANKS.fullmatch(called) else {}
     data = {**DEFAULTS, **ranks, "hidden_dropout": drop, "attention_dropout": drop, **usual, **overrides}
-    if data.pop("use_turbo_deepep", False) and data.get("enable_primus_turbo"):
+    stage = data.get("turbo_sync_free_moe_stage", 0)
+    if (data.pop("use_turbo_deepep", False) or stage in (2, 3)) and data.get("enable_primus_turbo"):
         data |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
+    questions = _of_pipelines(data, said)
     quiet = [name for name in data if QUIET.fullmatch(name)]
-    if data.get("use_torch_fsdp2"):
-        raise PlannerError(
-            f"{path}: use_torch_fsdp2: Megatron-LM with torch's FSDP2 is not priced; --set use_torch_fsdp2=false"
-        )
     found = of_mapping({name: value for name, value in data.items() if name not in quiet}, str(path), said)
     ask_for_gaps(found, None)
+    found.questions += questions
     reading = megatron_reading(found, said)
     spec, sizes = said.spec(), ("hidden_size", "num_experts", "num_layers")
     changed = [name for name in sizes if spec and str(overrides.get(name, "")) not in ("", str(getattr(spec, name)))]
     note = f"model: {spec.name}, by the name {called}; {', '.join(changed)} of the file is not taken" if spec and changed else ""
     return _noted(reading, note, quiet)
+
+
+ZERO_BUBBLE = re.compile(r"patch_(zero_bubble|primus_pipeline)|pp_algorithm|(enable_)?zero_bubble_?.*|enable_(zb_runtime|1f1b_v)")
+
+
+def _of_pipelines(data: dict[str, Any], said: Given) -> list[Question]:
+    """Says its lists of layers in Megatron's words; what is asked about its own schedules, which no plan of Megatron has.
+    [zero_bubble.yaml, primus_pipeline.yaml, trainer_base.yaml]"""
+    stages, split, ids = (data.get(one) for one in ("pipeline_model_parallel_size", *LISTS))
+    stages = stages if isinstance(stages, int) else 1
+    if isinstance(split, list) and stages > 1 and len(split) % stages == 0 and all(isinstance(one, int) for one in split):
+        del data[LISTS[0]]
+        ends = stage_ends([sum(split[rank::stages]) for rank in range(stages)], f"{LISTS[0]} {split}")
+        data |= {f"decoder_{one}_pipeline_num_layers": ends[f"{one}_stage_layers"] for one in ("first", "last")}
+    ids = ids.split(",") if isinstance(ids, str) else ids
+    if isinstance(ids, list) and stages == 1 and not data.get("recompute_method"):
+        del data[LISTS[1]]
+        data |= {"recompute_method": "block", "recompute_num_layers": len(ids)}
+    own = [one for one in data if ZERO_BUBBLE.fullmatch(one)]
+    bubble = data.get("patch_zero_bubble") and data.get("enable_zero_bubble", True)
+    name = "patch_zero_bubble" if bubble else "pp_algorithm" if data.get("patch_primus_pipeline") else ""
+    kind = "zero bubble" if bubble else str(said.setting(name) or data.get(name, PLAIN[0])) if name else PLAIN[0]
+    for one in own:
+        del data[one]
+    if stages == 1 or kind in PLAIN or (bubble and said.setting(name) is not None):
+        return []
+    about = f"{shown(kind)} is a schedule that is not priced; the nearest"
+    return [Question(name=name, about=about, choices=("false",) if bubble else PLAIN)]
+
+
+LISTS = ("decoder_pipeline_manual_split_list", "recompute_layer_ids")
+PLAIN = ("1f1b-interleaved", "1f1b")
+"""Schedules that Megatron has, as Primus names them."""
 
 
 def _of_layers(said: Given, overrides: Mapping[str, Any]) -> Given:
