@@ -68,3 +68,9 @@ def test_a_switch_of_the_command_turns_a_setting_off(tmp_path: Path) -> None:
     file = written(tmp_path, "axolotl train conf.yml --no-gradient-checkpointing --micro-batch-size 1\n", "run.sh")
     found = read(file, "axolotl", Given(num_gpus=8))
     assert found.fields["recompute"] == 0 and found.fields["micro_batch_size"] == 1 and not found.unread
+
+
+def test_packed_samples_without_flash_attention_have_a_mask(tmp_path: Path) -> None:
+    text = LLAMA.replace("flash_attention", "sdp_attention").replace("4096", "32768") + "sample_packing: true\n"
+    assert _says(_read(tmp_path, text), "sample_packing without flash attention") and _says(_read(tmp_path, text), "by 4.0 GiB")
+    assert not _says(_read(tmp_path, text.replace("sdp_attention", "flash_attention")), "its mask")

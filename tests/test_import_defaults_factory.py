@@ -101,7 +101,7 @@ def test_quantization_bit_leaves_quantised_uploads_alone(tmp_path: Path, model: 
 
 def test_the_mask_of_packed_sequences_has_a_note_with_its_bytes(tmp_path: Path) -> None:
     packed = QWEN + "neat_packing: true\ncutoff_len: 32768\n"
-    assert _says(_read(tmp_path, packed), "too low by 4.0 GiB")
+    assert _says(_read(tmp_path, packed), "its mask is not priced: memory comes out too low by 4.0 GiB")
     assert not _says(_read(tmp_path, packed + "flash_attn: fa2\n"), "neat_packing")
 
 
@@ -117,3 +117,9 @@ def test_unsloth_takes_its_loss_in_pieces(tmp_path: Path) -> None:
     found = _read(tmp_path, QWEN + "use_unsloth: true\n")
     assert found.trainer == "llama-factory+loss=fused_linear" and _says(found, "before 2024-12 keeps all scores")
     assert _read(tmp_path, QWEN.replace("sft", "dpo") + "use_unsloth: true\n").trainer == "llama-factory"
+
+
+def test_tables_that_nothing_casts_have_a_note(tmp_path: Path) -> None:
+    text = QWEN.replace("bf16: true", "pure_bf16: true") + "additional_target: embed_tokens,lm_head\n"
+    assert _says(_read(tmp_path, text), "too high by up to 4.1 GiB each")
+    assert not _says(_read(tmp_path, text.replace("pure_bf16", "bf16")), "tables that are trained")

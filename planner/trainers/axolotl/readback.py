@@ -26,7 +26,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.guides import over_recipe
-from planner.trainers.reading.kernels import KERNELS
+from planner.trainers.reading.kernels import KERNELS, of_packing
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, from_arguments
@@ -138,6 +138,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
             *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered), *padded,
             *(OF_A_RANK,) * (given.get("batch_size") is not None and newer(given.path, "axolotl", (0, 3)) is not True),
             *of_lora_kernels(given, split.kind == "fsdp" and _fsdp_version(given) != 2),
+            *(of_packing("sample_packing", micro or 1, rows) if _masks(given) else ()),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
             *of_images(given, spec := base_weights.spec_of(given, known)),
             *(of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
@@ -250,6 +251,11 @@ ATTENTION = {
 def _attention(given: Settings) -> str:
     old = [word for name, word in ATTENTION.items() if given.get(name) not in (None, False, "false")]
     return str(given.get("attn_implementation") or next(iter(old), "")).lower()
+
+
+def _masks(given: Settings) -> bool:
+    """Whether packed samples have a mask of their own: each row one, where flash attention does not take their lengths."""
+    return given.flag("sample_packing") and _attention(given) in ("sdpa", "eager")
 
 
 def _by_itself(given: Settings) -> str:

@@ -11,7 +11,7 @@ from planner.model import ModelSpec
 from planner.trainer_options import spelled
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.kernels import KERNELS
+from planner.trainers.reading.kernels import KERNELS, of_packing
 from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
@@ -186,13 +186,16 @@ def notes(given: Settings, objective: str, adapters: bool, kind: str, old: bool)
 
 
 def of_model(given: Settings, reading: Reading, spec: ModelSpec | None) -> tuple[str, ...]:
-    """Notes about what takes memory by the model and the length: scores of pairs, an image encoder that is trained, and the mask of
-    packed sequences, which every kernel but flash attention takes whole.  [data/collator.py: prepare_4d_attention_mask]"""
+    """Notes about what takes memory by the model and the length: scores of pairs, an image encoder that is trained, tables that
+    nothing casts, and the mask of packed sequences.  [model/adapter.py; data/collator.py: prepare_4d_attention_mask]"""
     images = given.get("finetuning_type") == "full" and given.get("freeze_vision_tower") is not None
     found = of_trained_images(spec, "freeze_vision_tower") if images and not given.flag("freeze_vision_tower") else ()
-    mask = 2.0 * reading.fields["micro_batch_size"] * (reading.sequence_length or 0) ** 2 / GIB
-    if given.flag("neat_packing") and "attention_kernel=fa2" not in reading.trainer and mask >= 0.1:
-        found += (f"neat_packing without flash_attn=fa2: its mask is not priced: memory comes out too low by {mask:.1f} GiB",)
+    if given.flag("neat_packing") and "attention_kernel=fa2" not in reading.trainer:
+        found += of_packing("neat_packing", reading.fields["micro_batch_size"], reading.sequence_length or 0)
+    if given.flag("pure_bf16") and reading.lora_whole != "none":
+        count = 0.0 if spec is None else float(spec.vocab_size * spec.hidden_size)
+        by = f" by up to {8.0 * count / GIB:.1f} GiB each" if count else ""
+        found += (f"pure_bf16: tables that are trained whole are priced in fp32, and lie in bf16: memory comes out too high{by}",)
     return (*found, *of_pairs(reading, spec))
 
 

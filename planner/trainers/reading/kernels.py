@@ -97,6 +97,14 @@ def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) 
     return (f"{what}, and they are priced in fp32 too: memory comes out too high{by}",)
 
 
+def of_packing(name: str, rows: int, tokens: int) -> tuple[str, ...]:
+    """Note about the mask of packed sequences, which every kernel but flash attention takes whole, in 16 bits; ``name``: what packs
+    them; ``rows`` of so many ``tokens``."""
+    size = 2.0 * rows * tokens**2 / GIB
+    what = f"{name} without flash attention: its mask is not priced: memory comes out too low by {size:.1f} GiB"
+    return (what,) * (size >= 0.1)
+
+
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
     rows: Mapping[str, Mapping[str, str]] = table()["attention"]
