@@ -1,5 +1,6 @@
 """What axolotl does by itself: FSDP by its two versions, a batch by release, Liger's loss by model, switches of its command."""
 
+import json
 from pathlib import Path
 
 from import_files import written
@@ -74,3 +75,20 @@ def test_packed_samples_without_flash_attention_have_a_mask(tmp_path: Path) -> N
     text = LLAMA.replace("flash_attention", "sdp_attention").replace("4096", "32768") + "sample_packing: true\n"
     assert _says(_read(tmp_path, text), "sample_packing without flash attention") and _says(_read(tmp_path, text), "by 4.0 GiB")
     assert not _says(_read(tmp_path, text.replace("sdp_attention", "flash_attention")), "its mask")
+
+
+def test_experts_of_llama_4_that_are_made_layers_lie_in_4_bits(tmp_path: Path) -> None:
+    text = AXOLOTL + "base_model: axolotl-quants/Llama-4-Scout-17B-16E\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
+    for more, kind in (("", "half"), ("llama4_linearized_experts: true\n", "linear")):
+        file = written(tmp_path, f"{text}lora_target_linear: true\n{more}", "job.yml")
+        assert f"frozen_experts={kind}" in read(file, "axolotl", Given(num_gpus=1, model="llama-4-scout")).trainer
+
+
+def test_a_notebook_that_imports_load_cfg_is_read_without_a_name(tmp_path: Path) -> None:
+    lines = ["from axolotl.cli.config import load_cfg\n", "from axolotl.utils.dict import DictDefault\n",
+             "config = DictDefault(base_model='Qwen/Qwen3-8B', datasets=[{'path': 'a'}], sequence_len=1024, micro_batch_size=2,\n",
+             "  gradient_accumulation_steps=4, adapter='qlora', load_in_4bit=True, lora_target_linear=True, bf16=True)\n",
+             "cfg = load_cfg(config)\n"]  # fmt: skip
+    book = {"cells": [{"cell_type": "code", "source": lines}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    found = read(written(tmp_path, json.dumps(book, indent=1), "a.ipynb"), None, Given(num_gpus=1))
+    assert found.sequence_length == 1024 and found.lora_rank == 8 and found.global_batch_size == 8
