@@ -79,7 +79,7 @@ def test_packed_samples_without_flash_attention_have_a_mask(tmp_path: Path) -> N
 
 def test_experts_of_llama_4_that_are_made_layers_lie_in_4_bits(tmp_path: Path) -> None:
     text = AXOLOTL + "base_model: axolotl-quants/Llama-4-Scout-17B-16E\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
-    for more, kind in (("", "half"), ("llama4_linearized_experts: true\n", "linear")):
+    for more, kind in (("", "fp32"), ("llama4_linearized_experts: true\n", "linear")):
         file = written(tmp_path, f"{text}lora_target_linear: true\n{more}", "job.yml")
         assert f"frozen_experts={kind}" in read(file, "axolotl", Given(num_gpus=1, model="llama-4-scout")).trainer
 
@@ -92,3 +92,16 @@ def test_a_notebook_that_imports_load_cfg_is_read_without_a_name(tmp_path: Path)
     book = {"cells": [{"cell_type": "code", "source": lines}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     found = read(written(tmp_path, json.dumps(book, indent=1), "a.ipynb"), None, Given(num_gpus=1))
     assert found.sequence_length == 1024 and found.lora_rank == 8 and found.global_batch_size == 8
+
+
+def test_kernels_of_liger_in_layers_that_keep_all_have_a_note(tmp_path: Path) -> None:
+    text = LLAMA + LIGER + "liger_rms_norm: true\n"
+    assert _says(_read(tmp_path, text), "liger_rms_norm: norms and SwiGLU are priced as those of torch")
+    assert not _says(_read(tmp_path, text + "gradient_checkpointing: true\n"), "SwiGLU")
+    assert not _says(_read(tmp_path, LLAMA + "liger_rms_norm: false\n"), "SwiGLU")
+
+
+def test_a_sweep_has_a_note(tmp_path: Path) -> None:
+    written(tmp_path, LLAMA, "conf.yml")
+    file = written(tmp_path, "axolotl train conf.yml --sweep sweep.yml\n", "run.sh")
+    assert _says(read(file, "axolotl", Given(num_gpus=8)), "sweep: each of its trainings changes settings")
