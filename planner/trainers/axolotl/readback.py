@@ -26,7 +26,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.guides import over_recipe
-from planner.trainers.reading.kernels import KERNELS
+from planner.trainers.reading.kernels import KERNELS, of_packing
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, from_arguments
@@ -44,6 +44,8 @@ QUIET = re.compile(
     r"|bnb_4bit_\w+|quantization_config.*|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
+OF_A_RANK = "batch_size is that of one GPU, as since axolotl 0.3; 0.1 and 0.2 divide its accumulation by the GPUs"
+"""[scripts/finetune.py until 0.2: gradient_accumulation_steps // world_size]"""
 USUAL_LENGTH = 512
 """[axolotl, utils/schemas/config.py, sequence_len]"""
 OTHER_FORMS = ("max_length", "max_seq_length", "grad_accum", "target_modules", "lora_rank", "per_device_train_batch_size")
@@ -69,6 +71,10 @@ def read(path: Path, said: Given) -> Reading:
         return load("trl", "dumped").read(path, "axolotl", said)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     given = with_files(path, found, said)
+    off = [one for one, value in given.data.items() if re.match(r"no_[a-z]", one) and value is True]
+    if off:  # --no-sample-packing  [cli/utils/args.py]
+        data = {one: value for one, value in given.data.items() if one not in off}
+        given = Settings(path, {**data, **{one[3:]: False for one in off}}, said=said)
     own = _processes(given, found)
     return parse(given, said.num_gpus or found.num_gpus or own, found.sharding)
 
@@ -96,7 +102,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     objective = given.choice("rl", OBJECTIVES, "ipo") if given.get("rl") else "lm"
     ask_what_is_open(given)
     precision = _precision(given)
-    found = sharding or accelerate_named(given) or from_arguments(given) or Sharding()
+    strategy = "full_shard" if _fsdp_version(given) != 2 else ""  # fsdp is true beside fsdp_config  [core/builders/base.py]
+    found = sharding or accelerate_named(given) or from_arguments(given, usual=strategy) or Sharding()
     bits = _bits(given)
     if num_gpus is None and given.flag("use_ray"):  # Ray starts them, as torchrun would
         num_gpus = given.number("ray_num_workers")
@@ -129,7 +136,9 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         upcasts=_fsdp_version(given) != 2 and str(given.get("bf16")).lower() != "full",
         sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
             *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered), *padded,
+            *(OF_A_RANK,) * (given.get("batch_size") is not None and newer(given.path, "axolotl", (0, 3)) is not True),
             *of_lora_kernels(given, split.kind == "fsdp" and _fsdp_version(given) != 2),
+            *(of_packing("sample_packing", micro or 1, rows) if _masks(given) else ()),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
             *of_images(given, spec := base_weights.spec_of(given, known)),
             *(of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
@@ -242,6 +251,11 @@ ATTENTION = {
 def _attention(given: Settings) -> str:
     old = [word for name, word in ATTENTION.items() if given.get(name) not in (None, False, "false")]
     return str(given.get("attn_implementation") or next(iter(old), "")).lower()
+
+
+def _masks(given: Settings) -> bool:
+    """Whether packed samples have a mask of their own: each row one, where flash attention does not take their lengths."""
+    return given.flag("sample_packing") and _attention(given) in ("sdpa", "eager")
 
 
 def _by_itself(given: Settings) -> str:

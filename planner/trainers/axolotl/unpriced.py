@@ -47,6 +47,7 @@ SAID_ELSEWHERE = {
     "lora_rank_pattern": "not priced: all adapters have lora_r",
     "lora_model_dir": "adapters go on from there, and its rank and targets count where they are others",
     **dict.fromkeys(("gpu_memory_limit", "max_memory"), "not priced: the model is taken to fit into it"),
+    "sweep": "each of its trainings changes settings, and those of the file alone are read",
     "auto_find_batch_size": "micro_batch_size is smaller where memory runs out",
     "precompute_ref_log_probs": "priced as if the reference model ran in every step: time and memory come out too high",
     "rl_adapter_ref_model": "a reference model of its own, which is not priced: memory comes out too low by its weights",

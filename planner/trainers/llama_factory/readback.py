@@ -29,6 +29,7 @@ FOREIGN = {
     "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro",
     "use_hyper_parallel": "HyperParallel",
     "use_kt": "KTransformers", "use_asft_loss": "the reference model of ASFT",
+    "freeze_language_model": "training the image encoder alone", "train_mm_proj_only": "training the projector of images alone",
 }  # fmt: skip
 """Settings that change what is stored, and that the planner has no word for."""
 
@@ -46,10 +47,6 @@ PROGRAM = r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory[./](?:launcher|cli)(?:
 NO_TRAINING = r"(?!(?:export|chat|api|eval|webchat|webui|env|version|help)$)(?s:.*)"
 """A word behind llamafactory-cli that may start a training."""
 OWN_LAUNCHER = re.compile(r"llamafactory-cli|lmf|launcher|cli")
-LENGTH, OLD_LENGTH = 2048, 1024
-"""Tokens at which sequences are cut where nothing is said: since 0.9.1, and while its program was called train_bash.py."""
-
-
 OWN = {"stage", "finetuning_type", "cutoff_len", "model_name_or_path", "per_device_train_batch_size", "dataset", "template"}
 """Settings of which a configuration of LLaMA-Factory has one."""
 
@@ -89,7 +86,8 @@ def read(path: Path, said: Given) -> Reading:
     if found.program.endswith("train.py") and not WORDS & settings.data.keys():
         what = f"its program {found.program[:200]} is given no word of LLaMA-Factory"
         raise PlannerError(f"{path}: {what}: {', '.join(sorted(WORDS))}")
-    reading = parse(settings, _gpus(said, found), found.sharding, script=True, length=OLD_LENGTH if old else None)
+    length, bash = own_arguments.OLD_LENGTH if old else None, found.program.endswith("train_bash.py")
+    reading = parse(settings, _gpus(said, found), found.sharding, script=True, length=length, old=bash)
     return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
 
 
@@ -141,10 +139,10 @@ def _own_section(data: dict[str, Any]) -> dict[str, Any]:
 
 def parse(
     given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False,
-    length: int | None = None,
+    length: int | None = None, old: bool = False,
 ) -> Reading:  # fmt: skip
     """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names; ``length`` that its version takes
-    where nothing is said. Raises PlannerError."""
+    where nothing is said; ``old``: its program is that of before 0.7.1. Raises PlannerError."""
     for name, what in FOREIGN.items():
         if given.flag(name) if name != "mixture_of_depths" else given.get(name):
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
@@ -155,7 +153,7 @@ def parse(
     if kind not in ("lora", "full"):
         raise PlannerError(f"{given.where('finetuning_type')} is {shown(kind)}, which is not modelled; lora and full are")
     objective = given.choice("stage", OBJECTIVES, "sft")
-    cut = own_arguments.length(given, length or _own_length(given.path) or LENGTH)
+    cut, of_length = own_arguments.length(given, length or _own_length(given.path))
     if megatron_adapter.over_megatron(given):
         over = megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
         return dataclasses.replace(over, questions=(*over.questions, *_of_a_fork(given, over.unread)))
@@ -171,12 +169,13 @@ def parse(
     double = given.flag("double_quantization", True)
     if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
         num_gpus, script = workers, True
-    kept, unsloth = not given.flag("disable_gradient_checkpointing"), given.flag("use_unsloth")
+    kept, unsloth = own_arguments.recomputes(given), given.flag("use_unsloth")
     split, asked = said_or_asked(given, sharding, launched=script or unsloth or num_gpus == 1)
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
     split, sliced = own_arguments.over_sequences(given, split)
     other = "muon" if given.flag("use_muon") else "adafactor" if given.flag("adafactor") else None
+    options, of_options = _options(given, objective, old)
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_gpu_train_batch_size", given.size("per_device_train_batch_size", 8)),
@@ -188,14 +187,14 @@ def parse(
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
-        lora_whole=own_arguments.whole_tables(given), objective=objective, num_gpus=num_gpus, sharding=split,
-        options=_options(given, objective), quiet=QUIET, questions=asked,
-        notes=(*own_arguments.notes(given, objective, kind == "lora", split.kind), *sliced),
+        lora_whole=own_arguments.whole_tables(given, old), objective=objective, num_gpus=num_gpus, sharding=split,
+        options=options, quiet=QUIET, questions=asked,
+        notes=(*own_arguments.notes(given, objective, kind == "lora", split.kind, old), *of_length, *of_options, *sliced),
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    pairs = own_arguments.of_pairs(reading, spec_of(given, reading.model))
+    priced = own_arguments.of_model(given, reading, spec_of(given, reading.model))
     asked = (*reading.questions, *_of_a_fork(given, reading.unread))
-    return dataclasses.replace(reading, questions=asked, notes=(*reading.notes, *pairs))
+    return dataclasses.replace(reading, questions=asked, notes=(*reading.notes, *priced))
 
 
 def _of_a_fork(given: Settings, unread: tuple[str, ...]) -> list[Question]:
@@ -233,16 +232,25 @@ def known_arguments() -> frozenset[str]:
     return frozenset(read_text(Path(__file__).with_name("known_arguments.txt")).split())
 
 
-def _options(given: Settings, objective: str) -> dict[str, str]:
-    """Options of the trainer that the file sets. Its own loss kernel writes no logits where the step needs none.
-    [model/model_utils/liger_kernel.py]"""
+def _options(given: Settings, objective: str, old: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(Options of the trainer that the file sets, notes). Its own loss kernel, and unsloth's, write no logits where the step needs
+    none.  [model/model_utils/liger_kernel.py]"""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     kernel = str(given.get("flash_attn", "auto")).lower()
     if kernel in own_arguments.ATTENTION:
         options["attention_kernel"] = own_arguments.ATTENTION[kernel]
-    liger = [given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")]
-    if any(liger) and objective == "lm":
+    unfused, notes = own_arguments.eager(given, old)
+    if unfused:
+        options["attention_kernel"] = "unfused"
+    own, trainers = given.flag("enable_liger_kernel"), given.flag("use_liger_kernel")
+    name = given.label("model_name_or_path")
+    if own and not trainers and own_arguments.NOT_PATCHED.search(name):
+        what = f"enable_liger_kernel: LLaMA-Factory has no patch of Liger's for {name[:80]}: all scores are kept"
+        own, notes = False, (*notes, what)
+    if given.flag("use_unsloth") and objective == "lm":
+        notes = (*notes, "use_unsloth: its loss in pieces is priced; unsloth of before 2024-12 keeps all scores")
+    if (own or trainers or given.flag("use_unsloth")) and objective == "lm":
         options["loss"] = "fused_linear"
     if own_arguments.compiled(given):
         options["compile"] = "on"
-    return options
+    return options, notes

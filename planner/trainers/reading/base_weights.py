@@ -30,6 +30,8 @@ BRINGS_BACK, IN_HALF = (0, 7, 5), (0, 26)
 """Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them; that cast
 adapters to bf16 with one in 4 or 8 bits, DPO since 0.29.  [trl/trainer/utils.py: peft_module_casting_to_bf16;
 trl/trainer/sft_trainer.py]"""
+LINEARIZED = "llama4_linearized_experts"
+"""Argument of axolotl, which makes layers of the experts of llama-4.  [monkeypatch/models/llama4]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
 
 
@@ -71,6 +73,7 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
         return {}, (*notes, *([text] if frozen in FEWER and _fuses(given) is not False else []))
     on_tensors = any(given.get(one) for one in PARAMETERS)
     new = True if ONE_TENSOR.search(spec.name) or quantises or on_tensors else _fuses(given)
+    new = new and not given.flag(LINEARIZED)
     if new is False:
         return {"frozen_experts": "linear"}, tuple(notes)
     if job.everywhere and not on_tensors:

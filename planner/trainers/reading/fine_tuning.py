@@ -189,7 +189,9 @@ def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[di
     wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer)
     wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
-    return wanted, (*lean, *eager, *halves)
+    kept = not job.recompute and job.sharding.fields.get("recompute") != Recompute.FULL and wanted.get("compile") != "on"
+    layers = kernels.of_layers(job.given, model, job.tokens / job.sharding.fields.get("cp", 1)) if kept else ()
+    return wanted, (*lean, *eager, *halves, *layers)
 
 
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -19,7 +19,13 @@ KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa"
            "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
 """attn_implementation -> attention_kernel."""
 USUAL = ("", "none", "auto")
-SWITCHES = ("use_liger_kernel", "use_liger", "enable_liger_kernel")
+SWITCHES = ("use_liger_kernel", "use_liger", "enable_liger_kernel", "liger_fused_linear_cross_entropy")
+OF_AXOLOTL, PATCHES_ALL = SWITCHES[3], (0, 13)
+"""Its switch, and the release of axolotl whose own patch is for models too that Liger has none for.  [integrations/liger]"""
+OF_LAYERS = ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")
+"""Switches of axolotl for kernels within a layer."""
+OWN_LOSSES = ("use_dft_loss", "use_eaft_loss", "use_eaft", "label_smoothing_factor")
+"""Losses that take the labels from the model, which then returns the scores.  [transformers, trainer.py: compute_loss]"""
 OTHERS = re.compile(
     r"(^|/)opt-\d|bloom|gpt[-_]?(j|neo|2|3)|pythia|falcon-?(7|40|180)b|falcon-rw|starcoder|codegen|(^|/)mpt-|stablelm|phi-?[12]\b|phi.*moe"
     r"|baichuan|internlm|chatglm|xverse|aquila|minicpm|pangu|telechat|orion-|skywork|minimax|megatron|mt-nlg|grok|dbrx|jamba|mamba|rwkv"
@@ -93,6 +99,14 @@ def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) 
     return (f"{what}, and they are priced in fp32 too: memory comes out too high{by}",)
 
 
+def of_packing(name: str, rows: int, tokens: int) -> tuple[str, ...]:
+    """Note about the mask of packed sequences, which every kernel but flash attention takes whole, in 16 bits; ``name``: what packs
+    them; ``rows`` of so many ``tokens``."""
+    size = 2.0 * rows * tokens**2 / GIB
+    what = f"{name} without flash attention: its mask is not priced: memory comes out too low by {size:.1f} GiB"
+    return (what,) * (size >= 0.1)
+
+
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
     rows: Mapping[str, Mapping[str, str]] = table()["attention"]
@@ -117,6 +131,11 @@ def with_liger(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """(Options of the trainer, notes): without Liger's loss where the switch says it and Liger does not patch the model. ``known``:
     the model that the configuration itself means by ``name``."""
+    kept = {} if load_trainer(trainer).stored.loss == "kept" else {"loss": "kept"}
+    rest = {one: value for one, value in options.items() if one != "loss"}
+    own = next((one for one in OWN_LOSSES if given.get(one) not in (None, False, 0, "0", "false", "False")), None)
+    if own is not None and options.get("loss") == "fused_linear":
+        return {**rest, **kept}, (f"{own}: a loss of its own, for which all scores are kept",)
     switch = next((one for one in SWITCHES if given.data.get(one) is not None), None)
     if switch is None or options.get("loss") != "fused_linear":
         return dict(options), ()
@@ -125,9 +144,20 @@ def with_liger(
     if fused is not False:
         called = f"{switch}: Liger's loss is priced for {shown(name)}; it counts for models that Liger patches alone"
         return dict(options), () if fused or not name else (called,)
-    kept = {} if load_trainer(trainer).stored.loss == "kept" else {"loss": "kept"}
-    rest = {one: value for one, value in options.items() if one != "loss"}
+    if switch == OF_AXOLOTL and newer(given.path, "axolotl", PATCHES_ALL) is not False:
+        return dict(options), (f"{switch}: {why} and axolotl before 0.13 keeps all scores: memory then comes out too low",)
     return {**rest, **kept}, (f"{switch}: {why}, so all scores are kept",)
+
+
+def of_layers(given: Settings, known: ModelSpec | None, tokens: float) -> tuple[str, ...]:
+    """Note about Liger's norms and SwiGLU in layers that keep all: they save 2 of 6 bytes of what a norm is given and compute the
+    activation again; ``tokens`` of a forward pass.  [Liger-Kernel, ops/rms_norm.py, ops/swiglu.py]"""
+    spec, on = spec_of(given, known), next((one for one in (*SWITCHES[:3], *OF_LAYERS) if given.flag(one)), "")
+    if not on or spec is None or spec.is_moe:
+        return ()
+    more = tokens * spec.num_layers * (8.0 * spec.hidden_size + (2.0 * spec.ffn_size if spec.gated else 0.0)) / GIB
+    what = f"{on}: norms and SwiGLU are priced as those of torch: memory comes out too high by up to {more:.1f} GiB"
+    return (what,) * (more >= 0.1)
 
 
 def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec | None) -> tuple[bool | None, str]:

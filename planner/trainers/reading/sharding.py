@@ -172,9 +172,17 @@ def on_host(given: Settings, optimizer: str, weights: str, zero: Settings) -> di
     return {"offload_optimizer": percent(share, f"{given.path}: offload_optimizer.ratio")}
 
 
-def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) -> Sharding:
-    """Settings of FSDP, with or without the prefix that accelerate gives them. Raises PlannerError."""
-    version = int(part.number(f"{prefix}version", 0, least=0) or part.number("version", 0, least=0) or 0)
+RESHARDS = (
+    "reshard_after_forward is not said: ZeRO 3, as accelerate takes it; the Trainer of transformers 5 takes false, which keeps "
+    "weights whole from the forward pass on"
+)
+"""[transformers, training_args.py: _process_fsdp_args]"""
+
+
+def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None, version: int = 0) -> Sharding:
+    """Settings of FSDP, with or without the prefix that accelerate gives them; ``version`` that stands beside them. Raises
+    PlannerError."""
+    version = int(part.number(f"{prefix}version", 0, least=0) or part.number("version", 0, least=0) or version)
     reshard = part.first(f"{prefix}reshard_after_forward", "reshard_after_forward")
     named = part.first(f"{prefix}sharding_strategy", "sharding_strategy")
     named = strategy or named  # the words beside the section go first  [transformers, training_args.py]
@@ -208,9 +216,10 @@ def _own_deepspeed(given: Settings) -> Sharding:
     return Sharding(kind="deepspeed", fields={"zero": stage, **host})
 
 
-def from_arguments(given: Settings, by_fsdp: bool = False) -> Sharding | None:
+def from_arguments(given: Settings, by_fsdp: bool = False, usual: str = "") -> Sharding | None:
     """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. ``by_fsdp``: the second does
-    nothing without the first.  [transformers, training_args.py] Raises PlannerError."""
+    nothing without the first; ``usual``: the first beside it, where it is not said.  [transformers, training_args.py] Raises
+    PlannerError."""
     path = str(given.data.get("deepspeed") or "")
     there = is_open(path) and beside(given.path, path.rpartition("/")[2]) is not None  # copied to a folder of the run
     named = path.rpartition("/")[2] if there else given.get("deepspeed")
@@ -226,6 +235,7 @@ def from_arguments(given: Settings, by_fsdp: bool = False) -> Sharding | None:
     text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
     if text.lower() in ("", "false", "none") and (section is None or by_fsdp):
         return None
+    text = text or usual
     unknown = next((one for one in text.replace(",", " ").lower().split() if one not in FSDP_WORDS), None)
     if unknown is not None and section is None:
         known = ", ".join(one for one in FSDP_WORDS if not one.isdigit())
@@ -243,7 +253,11 @@ def from_arguments(given: Settings, by_fsdp: bool = False) -> Sharding | None:
     else:
         part = given.section("fsdp_config")
     strategy = next((one for one in reversed(STRATEGIES) if re.search(rf"\b{one}\b", text) and not one.isdigit()), None)
-    found = fsdp_section(part, "fsdp_", None if strategy in ("true", "false") else strategy)
+    version = int(given.number("fsdp_version", 0, least=0) or 0)
+    found = fsdp_section(part, "fsdp_", None if strategy in ("true", "false") else strategy, version)
+    second = 2 in (version, part.number("fsdp_version"), part.number("version"))
+    if second and found.fields["zero"] == 3 and part.first("fsdp_reshard_after_forward", "reshard_after_forward") is None:
+        found = dataclasses.replace(found, notes=(*found.notes, RESHARDS))
     if re.search(r"\boffload\b", text):
         found = dataclasses.replace(found, fields={**found.fields, "offload_parameters": 1})
     return found

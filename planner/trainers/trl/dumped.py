@@ -22,7 +22,7 @@ STARTS = {
     "llama-factory": re.compile(r"\bllamafactory-cli[\\\"', ]+train\b|\brun_exp\("),
     "axolotl": re.compile(
         r"\baxolotl[\\\"', ]+train\b|\baxolotl\.cli\.train\b"
-        r"|(?m:^[ \t]*from +axolotl\.[\w.]+ +import [^\n]*\b(load_cfg|DictDefault)\b)"
+        r"|(?m:(?:^|\\n|\")[ \t]*from +axolotl\.[\w.]+ +import [^\n]*\b(load_cfg|DictDefault)\b)"
     ),
     "ms-swift": re.compile(r"\b(sft|pt|rlhf)_main\("),
 }
