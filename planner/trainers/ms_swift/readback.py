@@ -34,11 +34,11 @@ QUIET = re.compile(
     r"|ddp_backend"
 )
 PROGRAM = (
-    r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?"
+    r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?|\S*\bllm_(?:sft|pt|dpo|rlhf)\.py"
     r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)|\S*swift/cli/(?:_megatron/)?main\.py|swift\.cli\.(?:_megatron\.)?main"
 )
 OBJECTIVES = {"dpo": "dpo"}
-MODES = ("sft", "pt", "rlhf")
+MODES = ("sft", "pt", "rlhf", "dpo")
 MEGATRON = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
     "micro_batch_size", "global_batch_size", "recompute_granularity",
@@ -53,10 +53,10 @@ def read(path: Path, said: Given) -> Reading:
         mode, gpus = "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus or _of_env(given)
         over_megatron = any(one in given.data for one in MEGATRON)
         return parse_megatron(given, mode, gpus) if over_megatron else parse(given, mode, gpus)
-    own = re.search(r"swift[./]cli", text := read_text(path)) is not None
+    own = re.search(r"swift[./]cli|\bllm_(sft|pt|dpo|rlhf)\.py", text := read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else "|".join(MODES))
-    by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2]
-    mode = next((word for word in found.words if word in MODES), by_name)
+    by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2].removeprefix("llm_")
+    mode = next((word for word in found.words if word in MODES), by_name).replace("dpo", "rlhf")  # of its own until 2.1
     given = with_files(path, found, said)
     gpus = said.num_gpus or _of_env(given) or (None if _nodes_are_elsewhere(text, said) else found.num_gpus)
     if "megatron" in found.program:
@@ -98,29 +98,30 @@ def _nodes_are_elsewhere(text: str, said: Given) -> bool:
 
 def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
     """The job that arguments over transformers describe. Raises PlannerError."""
-    tuner = str(given.first("tuner_type", "train_type", "sft_type", default="lora"))
+    old = _of_version_2(given)
+    whole = old and mode == "pt"  # [swift 2, llm/utils/argument.py: PtArguments]
+    tuner = str(given.first("tuner_type", "train_type", "sft_type", default="full" if whole else "lora"))
     if tuner not in ("lora", "full"):
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
-    old = _of_version_2(given)
     _require_modelled(given, mode)
     objective = given.choice("rlhf_type", OBJECTIVES, "dpo") if mode == "rlhf" else "lm"
     dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}.get(
         asked := str(given.first("torch_dtype", "dtype", default="bfloat16")), asked
     )  # the second until swift 2
-    half, single = dtype == "float16" or given.flag("fp16"), dtype == "float32" and not given.flag("bf16")
-    precision = "fp16" if half else "fp32" if single else "bf16"
+    precision, dtype = _precision(given, dtype, old, tuner)
     found, optim = _sharding(given, sharding), _optimizer(given)
     micro = given.number("per_device_train_batch_size") or given.size("batch_size")
     steps, gpus = given.number("gradient_accumulation_steps"), num_gpus or found.num_gpus
     if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
         steps = max(1, -(-16 // (micro * gpus)))
-    targets, noted = _targets(given, old and tuner == "lora")
+    targets, noted = _targets(given, old and tuner == "lora" and not whole)
     noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")), *_of_prompts(given, mode, old))
     length = given.number("packing_length") if given.flag("packing") else None
+    cut = None if str(given.get("max_length")) == "-1" else given.number("max_length", 2048 if old else None)
     job = fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=_model(given, old),
         micro_batch_size=micro, accumulation=steps, batch=16,
-        sequence_length=length or given.number("max_length", 2048 if old else None),
+        sequence_length=length or cut,
         precision=precision, half_weights=dtype != "float32",
         optimizer=optim,
         recompute=given.flag("gradient_checkpointing", True), lora_rank=_rank(given) if tuner == "lora" else 0,
@@ -129,6 +130,15 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     ))  # fmt: skip
     switches = [one for one in of_a_fork(given, QUIET) if one.choices == ("false",) and not fine_tuning.DECIDES.fullmatch(one.name)]
     return dataclasses.replace(job, questions=(*job.questions, *(one for one in switches if one not in job.questions)))
+
+
+def _precision(given: Settings, dtype: str, old: bool, tuner: str) -> tuple[str, str]:
+    """(precision, dtype of the weights): since 3 weights in fp32 are trained under autocast in fp16 where nothing says otherwise; 2
+    takes fp32 weights under it where all are trained.  [base_args/model_args.py, _init_mixed_precision; 2: select_dtype]"""
+    half = dtype == "float16" or given.flag("fp16") or (dtype == "float32" and not old and given.get("fp16") is None)
+    if half and not given.flag("bf16"):
+        return "fp16", "float32" if old and tuner == "full" else dtype
+    return "fp32" if dtype == "float32" and not given.flag("bf16") else "bf16", dtype
 
 
 SECOND = ("sft_type", "model_id_or_path", "quantization_bit", "lora_target_modules", "lora_dropout_p", "check_dataset_strategy")
@@ -227,10 +237,14 @@ def _of_plugins(given: Settings) -> tuple[str, ...]:
     return tuple(f"{name} {shown(shown_text(named[name]))}: {what}" for name in own)
 
 
+EIGHT = ("fp8", "eetq", "hqq")
+"""Methods that are of 8 bits where none are said; the last two in swift 2."""
+
+
 def _frozen(given: Settings, dtype: str, tuner: str) -> str:
     """Dtype of the base under adapters. Raises PlannerError for fewer bits than a plan has, or for quantised weights that train."""
     name = "quant_bits" if given.get("quant_bits") is not None else "quantization_bit"
-    bits = given.number(name, 0, 0, 8) or 0
+    bits = given.number(name, 0, 0, 8) or (8 if given.get("quant_method") in EIGHT else 0)
     if bits and (bits not in (4, 8) or tuner == "full"):
         why = "weights in bits are not trained without adapters" if bits in (4, 8) else "a plan knows 4 and 8"
         raise PlannerError(f"{given.where(name)} is {bits}: {why}; --set {name}=null imports the job without")
@@ -279,6 +293,9 @@ def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the arguments set."""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
+    if not kernel and given.get("use_flash_attn") is not None:  # of swift 1 and 2: the other one is eager attention since 2.2
+        lean = given.flag("use_flash_attn")
+        kernel = "flash_attn" if lean else "eager" if newer(given.path, "ms-swift", (2, 2)) is not False else ""
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
     if given.flag("use_liger_kernel") or given.flag("use_liger"):

@@ -27,13 +27,15 @@ STARTS = {
     "ms-swift": re.compile(r"\b(sft|pt|rlhf)_main\("),
 }
 """Trainer -> what starts it, as a command or as a function."""
-OWN = {"llama-factory": {"dataset", "finetuning_type"}, "axolotl": {"base_model", "datasets"}, "ms-swift": {"model"}}
+OWN = {"llama-factory": {"dataset", "finetuning_type"}, "axolotl": {"base_model", "datasets"}, "ms-swift": {"dataset"}}
 """Settings that such a mapping has, and those of an export or of a chat have not."""
 DUMPS = ("dump", "safe_dump", "dumps", "write", "write_text", "safe_load", "run_exp")
 CHECKS = ("load_cfg", "validate_config")
 """Functions of axolotl that take its settings as a mapping: where a program calls them, they count alone."""
 SHOWN = re.compile(r"(?m)^[^#\n]{0,200}\bCUDA_VISIBLE_DEVICES[\\\"'\]]*\s*=\s*[\\\"']*(\d(?:,\d)*)(?![\d,])")
-ARGUMENTS = {"TrainArguments": "sft", "SftArguments": "sft", "PretrainArguments": "pt", "RLHFArguments": "rlhf"}
+ARGUMENTS = {
+    "TrainArguments": "sft", "SftArguments": "sft", "PretrainArguments": "pt", "PtArguments": "pt", "RLHFArguments": "rlhf",
+}  # fmt: skip
 """Classes of ms-swift -> what they start."""
 
 
