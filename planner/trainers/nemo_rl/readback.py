@@ -71,7 +71,9 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     model, notes = named_model(name, given.path)
     core = policy.section("megatron_cfg")
     native = not core.flag("enabled")
-    fields = _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
+    first = native and not policy.section("dtensor_cfg").flag("enabled", True)
+    fields = _first(policy) if first else _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
+    notes += ("dtensor_cfg.enabled is false: FSDP of a whole model, as NeMo-RL until 0.2 takes then; later ones refuse it",) * first
     if given.get("rm") is not None:
         raise PlannerError(f"{given.path}: training of a reward model is not modelled; SFT, DPO and policies are")
     gpus = num_gpus or (cluster.size("gpus_per_node") * cluster.size("num_nodes") if cluster.data else None)
@@ -220,6 +222,15 @@ def _left(cluster: Settings, own: Settings, each: object) -> int:
     if taken and nodes > 1:
         return (nodes - taken) * per_node
     return nodes * (per_node - (own.size("gpus_per_node") if each else 0))
+
+
+def _first(policy: Settings) -> dict[str, int]:
+    """Fields of Layout under the first worker, over FSDP1.  [nemo_rl 0.2, models/policy/fsdp1_policy_worker.py]"""
+    again = policy.flag("activation_checkpointing_enabled")
+    return {
+        "tp": 1, "cp": 1, "ep": 1, "pp": 1, "zero": 3, "sequence_parallel": 0,
+        "offload_parameters": int(policy.flag("fsdp_offload_enabled")), "recompute": int(Recompute.FULL if again else Recompute.NONE),
+    }  # fmt: skip
 
 
 def _native(part: Settings, model: ModelSpec | None) -> dict[str, int]:
