@@ -224,8 +224,7 @@ def test_the_engine_of_verls_sft_trainer(tmp_path: Path, words: str, fields: dic
     found = read(written(tmp_path, f"N=8\n{ENGINE}{words}\n", "run.sh"), None, Given())
     assert fields.items() <= found.fields.items() and found.unread == ()
     assert read(written(tmp_path, f"N=8\n{ENGINE}engine.dtype=float16\n", "run.sh"), None, Given()).precision == "fp16"
-    with pytest.raises(PlannerError, match="fsdp_size"):
-        read(written(tmp_path, f"N=8\n{ENGINE}engine.fsdp_size=4\n", "run.sh"), None, Given())
+    assert read(written(tmp_path, f"N=8\n{ENGINE}engine.fsdp_size=4\n", "run.sh"), None, Given()).fields["dp_shard"] == 4
 
 
 def test_a_pattern_is_no_answer(tmp_path: Path) -> None:

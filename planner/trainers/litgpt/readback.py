@@ -99,7 +99,6 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     model, name, notes = _model(given)
     # lm_head is a weight of its own where pretrain.py does not tie it, whatever the published model has.
     tables = {"tied_embeddings": train.flag("tie_embeddings") and pretrain}
-    own = given.get("model_config") is not None and model is not None
     model = built_as(model, tables) if model is not None else None
     words = {one for one, value in given.data.items() if value is not None and (one.startswith("lora_") or one == "quantize")}
     adapters = "lora_r" in words if pretrain else bool(words)

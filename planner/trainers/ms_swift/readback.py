@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
@@ -115,7 +116,9 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
         steps = max(1, -(-16 // (micro * gpus)))
     targets, noted = _targets(given, old and tuner == "lora" and not whole)
-    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")), *_of_prompts(given, mode, old))
+    options, of_liger = _options(given, mode)
+    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")), *of_liger)
+    noted += _of_prompts(given, mode, old, "loss" in options)
     length = given.number("packing_length") if given.flag("packing") else None
     cut = None if str(given.get("max_length")) == "-1" else given.number("max_length", 2048 if old else None)
     job = fine_tuning.reading(FineTuning(
@@ -126,7 +129,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
         optimizer=optim,
         recompute=given.flag("gradient_checkpointing", True), lora_rank=_rank(given) if tuner == "lora" else 0,
         lora_targets=targets, frozen_weights=_frozen(given, dtype, tuner),
-        objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET, notes=noted,
+        objective=objective, num_gpus=num_gpus, sharding=found, options=options, quiet=QUIET, notes=noted,
     ))  # fmt: skip
     switches = [one for one in of_a_fork(given, QUIET) if one.choices == ("false",) and not fine_tuning.DECIDES.fullmatch(one.name)]
     return dataclasses.replace(job, questions=(*job.questions, *(one for one in switches if one not in job.questions)))
@@ -183,9 +186,9 @@ PROMPTS = (
 )
 
 
-def _of_prompts(given: Settings, mode: str, old: bool) -> tuple[str, ...]:
+def _of_prompts(given: Settings, mode: str, old: bool, fused: bool) -> tuple[str, ...]:
     """Note about scores of tokens that no loss is taken of; in pretraining there are none, and fused losses keep no scores."""
-    said, fused = given.get("use_logits_to_keep"), given.flag("use_liger_kernel") or given.flag("use_liger")
+    said = given.get("use_logits_to_keep")
     split = (given.number("sequence_parallel_size") or 1) > 1 or given.get("loss_scale") == "all"
     new = not old and newer(given.path, "ms-swift", KEEPS) is not False
     leaves = new and not split if said is None else said in (True, "true")
@@ -277,20 +280,40 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
 
 
 def _with_its_file(given: Settings) -> Settings:
-    """The settings where ``fsdp`` names a file that holds both fsdp and fsdp_config.  [swift/arguments/sft_args.py, _init_fsdp]"""
+    """The settings where ``fsdp`` is or names a mapping of both fsdp and fsdp_config.  [swift/arguments/sft_args.py, _init_fsdp]"""
     name = given.data.get("fsdp")
-    if not isinstance(name, str) or not name.endswith(".json"):
+    if isinstance(name, Mapping):
+        inside = name
+    elif not str(name).endswith(".json"):
         return given
-    file = beside(given.path, name)
-    if file is None:
+    elif (file := beside(given.path, str(name))) is None:
         raise PlannerError(f"{given.where('fsdp')} names {shown(name)}, which is not beside it; put the file there")
-    inside = file_settings(file, "settings of FSDP")
+    else:
+        inside = file_settings(file, "settings of FSDP")
     given.asked.add("fsdp")
     return Settings(given.path, {**given.data, **inside}, given.place, given.asked, given.said)
 
 
-def _options(given: Settings) -> dict[str, str]:
-    """Options of the trainer that the arguments set."""
+OWN_LOSS = ("loss_type", "loss_name", "enable_dft_loss", "enable_channel_loss")
+SCALES = {"", "default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"}
+"""Words of ``loss_scale`` that only choose labels."""
+
+
+def _own_loss(given: Settings, mode: str) -> str:
+    """What takes the labels from the model, so that Liger's loss does nothing; "" = nothing.  [trainers/seq2seq_trainer.py,
+    compute_loss; rlhf_trainers/dpo_trainer.py, concatenated_forward]"""
+    if mode == "rlhf":
+        return "DPO"
+    found = [one for one in OWN_LOSS if given.get(one) not in (None, False, "false", "False")]
+    found += ["label_smoothing_factor"] * given.above_zero("label_smoothing_factor")
+    found += ["loss_scale"] * (not SCALES.issuperset(str(given.get("loss_scale") or "").split("+")))
+    found += ["sequence_parallel_size"] * ((given.number("sequence_parallel_size") or 1) > 1)
+    return found[0] if found else ""
+
+
+def _options(given: Settings, mode: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(Options of the trainer that the arguments set, what was taken for what)."""
+    notes: tuple[str, ...] = ()
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
     if not kernel and given.get("use_flash_attn") is not None:  # of swift 1 and 2: the other one is eager attention since 2.2
@@ -299,6 +322,9 @@ def _options(given: Settings) -> dict[str, str]:
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
     if given.flag("use_liger_kernel") or given.flag("use_liger"):
-        options["loss"] = "fused_linear"
+        if own := _own_loss(given, mode):
+            notes = (f"use_liger_kernel: with {own} ms-swift computes the loss of all scores itself, which are kept",)
+        else:
+            options["loss"] = "fused_linear"
     experts = str(given.get("experts_impl", ""))
-    return {**options, "experts": "loop"} if experts == "eager" else options
+    return {**options, **({"experts": "loop"} if experts == "eager" else {})}, notes

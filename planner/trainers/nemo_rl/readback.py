@@ -226,10 +226,10 @@ def _left(cluster: Settings, own: Settings, each: object) -> int:
 
 def _first(policy: Settings) -> dict[str, int]:
     """Fields of Layout under the first worker, over FSDP1.  [nemo_rl 0.2, models/policy/fsdp1_policy_worker.py]"""
-    again = policy.flag("activation_checkpointing_enabled")
+    again, host = policy.flag("activation_checkpointing_enabled"), policy.flag("fsdp_offload_enabled")
     return {
-        "tp": 1, "cp": 1, "ep": 1, "pp": 1, "zero": 3, "sequence_parallel": 0,
-        "offload_parameters": int(policy.flag("fsdp_offload_enabled")), "recompute": int(Recompute.FULL if again else Recompute.NONE),
+        "tp": 1, "cp": 1, "ep": 1, "pp": 1, "zero": 3, "sequence_parallel": 0, "offload_parameters": int(host),
+        "recompute": int(Recompute.FULL if again else Recompute.NONE),
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ HOST_STATES, HOST_ALL = {"offload_optimizer": 100}, {"offload_parameters": 1}
 PRESETS: dict[str, dict[str, int]] = {
     **{f"zero{stage}": {"zero": stage} for stage in range(4)},
     **{f"default-zero{stage}": {"zero": stage} for stage in (2, 3)},  # swift until 2
-    **dict.fromkeys(("zero2_offload", "zero2-offload"), {"zero": 2, **HOST_STATES}), "zero3_offload": {"zero": 3, **HOST_ALL},
+    **{f"zero2{one}offload": {"zero": 2, **HOST_STATES} for one in "_-"}, "zero3_offload": {"zero": 3, **HOST_ALL},
     **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
     "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},
     "ds_z2_autotp_config.json": {"zero": 2, "tp": 2}, "ds_z3_fp8_config.json": {"zero": 3, **HOST_STATES},
