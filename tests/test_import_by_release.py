@@ -158,6 +158,15 @@ def test_the_micro_batch_that_verl_0_1_shares(tmp_path: Path, words: str, micro:
     assert any("is read by verl 0.1 alone" in one for one in found.notes) is (words == "data.micro_batch_size=8")
 
 
+@pytest.mark.parametrize(("strategy", "fields"), [("fsdp", [3, 0]), ("fsdp2", [2, 1])])
+def test_words_of_fsdp2_that_the_first_fsdp_of_verl_does_not_read(tmp_path: Path, strategy: str, fields: list[int]) -> None:
+    actor = "actor_rollout_ref.actor"
+    words = f"{actor}.strategy={strategy} {actor}.fsdp_config.reshard_after_forward=false {actor}.fsdp_config.offload_policy=true"
+    model = f"actor_rollout_ref.model.path=Qwen/Qwen3-0.6B {actor}.ppo_micro_batch_size_per_gpu=1"
+    found = _read(tmp_path, f"python3 -m verl.trainer.main_ppo {model} {words}")
+    assert [found.fields[one] for one in ("zero", "offload_parameters")] == fields
+
+
 def test_engines_of_verl(tmp_path: Path) -> None:
     groups = "engine.fsdp_size=4 engine.ulysses_sequence_parallel_size=2"
     found = _read(tmp_path, f"torchrun --nproc_per_node=8 {ENGINE.format('sft_trainer', groups)}")

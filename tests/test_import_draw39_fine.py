@@ -216,8 +216,10 @@ ENGINE += "data.max_length=512 model.path=Qwen/Qwen3-8B engine=fsdp "
 
 @pytest.mark.parametrize(
     ("words", "fields"),
-    [("engine.reshard_after_forward=false", {"zero": 2}), ("engine.offload_policy=true", {"offload_parameters": 1}),
-     ("engine.param_offload=true", {"zero": 3}), ("model.enable_activation_offload=true", {"offload_activations": 1})],
+    [("engine.strategy=fsdp2 engine.reshard_after_forward=false", {"zero": 2}), ("engine.reshard_after_forward=false", {"zero": 3}),
+     ("engine.strategy=fsdp2 engine.offload_policy=true", {"offload_parameters": 1}),
+     ("engine.offload_policy=true", {"offload_parameters": 0}), ("engine.param_offload=true", {"zero": 3}),
+     ("model.enable_activation_offload=true", {"offload_activations": 1})],
 )  # fmt: skip
 def test_the_engine_of_verls_sft_trainer(tmp_path: Path, words: str, fields: dict[str, int]) -> None:
     """These stood among what the plan does not hold."""

@@ -195,9 +195,10 @@ def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[i
 def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:
     part = actor.section("fsdp_config")
     sp = max(actor.size("ulysses_sequence_parallel_size"), part.size("ulysses_sequence_parallel_size"))
+    second = "fsdp2" in (actor.get("strategy"), part.get("strategy"))  # FSDP1 reads neither word below  [workers/engine/fsdp]
+    whole, host = not part.flag("reshard_after_forward", True), part.flag("offload_policy")
     return {
-        "tp": 1, "pp": 1, "cp": sp, "zero": 3 if part.flag("reshard_after_forward", True) else 2,
-        "offload_parameters": int(part.flag("offload_policy")),
+        "tp": 1, "pp": 1, "cp": sp, "zero": 2 if second and whole else 3, "offload_parameters": int(second and host),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
         "offload_activations": int(model.flag("enable_activation_offload")),
         **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
@@ -275,13 +276,14 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     config = given.section("engine" if given.section("engine").data or "sft_trainer" in found.program.split(".")[-1:] else "model")
     config = config if config.place == "engine." else config.section("fsdp_config")
     sp = max(given.size("ulysses_sequence_parallel_size"), config.size("ulysses_sequence_parallel_size"))
+    first = config.place == "engine." and "fsdp2" not in (engine, config.get("strategy"))  # FSDP1, the engine's default
     (rank, targets, beside), batch = _adapters(model), data.size("train_batch_size", 256)
     micro, more = of_tokens(data, sp, (gpus or 0) // sp, batch, by_tokens(found))
     fields = {
-        "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) else 2,
+        "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) or first else 2,
         **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
-        "offload_parameters": int(_on_the_host(config, model)),
+        "offload_parameters": int(_on_the_host(config, model) and not first),
         "offload_activations": int(model.flag("enable_activation_offload")),
     }  # fmt: skip
     if config.get("strategy") not in (None, "fsdp", "fsdp2"):
