@@ -32,6 +32,7 @@ READ_HERE = re.compile(
 """Of all other settings those are shown that may change time or memory of the step; generation is not part of the plan."""
 
 
+FIRST = "dtensor_cfg.enabled is false: FSDP of a whole model, as NeMo-RL until 0.2 takes then; later ones refuse it"
 PROGRAM = r"\S*run_(?:sft|dpo|grpo|distillation)\w*\.py"
 USUAL = {
     "run_sft.py": "sft.yaml", "run_dpo.py": "dpo.yaml", **dict.fromkeys(("run_grpo.py", "run_grpo_math.py"), "grpo_math_1B.yaml"),
@@ -73,7 +74,6 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     native = not core.flag("enabled")
     first = native and not policy.section("dtensor_cfg").flag("enabled", True)
     fields = _first(policy) if first else _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
-    notes += ("dtensor_cfg.enabled is false: FSDP of a whole model, as NeMo-RL until 0.2 takes then; later ones refuse it",) * first
     if given.get("rm") is not None:
         raise PlannerError(f"{given.path}: training of a reward model is not modelled; SFT, DPO and policies are")
     gpus = num_gpus or (cluster.size("gpus_per_node") * cluster.size("num_nodes") if cluster.data else None)
@@ -96,7 +96,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         most = min(tokens // length, batch // dp, 4096)
         micro = max((one for one in range(1, most + 1) if batch % (one * dp) == 0), default=1)
         notes += (f"micro batches of up to {tokens} tokens (train_mb_tokens) are read as {micro} sequences of {length} tokens",)
-    notes += _of_bins(policy)
+    notes += (*_of_bins(policy), *((FIRST,) if first else ()))
     fields["micro_batch_size"] = micro
     if gpus is not None:
         question = batch_that_divides(batch, micro, dp)
