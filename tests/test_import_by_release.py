@@ -1,5 +1,6 @@
 """What trainers of fine-tuning do by themselves, by their releases: ms-swift, torchtune, LitGPT, verl and NeMo-RL."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,14 @@ def test_older_programs_of_swift(tmp_path: Path) -> None:
     assert _read(tmp_path, SECOND.format("sft", "").replace("2048", "-1")).sequence_length is None
     text = 'args = SftArguments(model_type="qwen1half-7b", dataset=["a"], sft_type="full")\nsft_main(args)'
     assert _read(tmp_path, f"from swift.llm import SftArguments, sft_main\n{text}", "job.py", 1).lora_rank == 0
+
+
+@pytest.mark.parametrize("mark", ["!", "! "])
+def test_commands_of_notebooks_behind_a_variable(tmp_path: Path, mark: str) -> None:
+    source = f"{mark}CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft \\\n --model Qwen/Qwen2.5-7B --max_length 1024"
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": source}
+    found = _read(tmp_path, json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), "job.ipynb")
+    assert (found.num_gpus, found.sequence_length) == (2, 1024)
 
 
 def test_arguments_of_swift_as_json(tmp_path: Path) -> None:
