@@ -37,6 +37,15 @@ def test_weights_of_swift_in_fp32_run_under_autocast(tmp_path: Path, text: str, 
     assert _read(tmp_path, text).precision == precision
 
 
+def test_swift_3_loads_weights_as_their_config_says(tmp_path: Path) -> None:
+    gemma = SWIFT.format("sft", "").replace("Qwen/Qwen2.5-7B", "{}").format
+    for name, precision, frozen in (("LLM-Research/gemma-2-9b", "fp16", "fp32"), ("google/gemma-2-9b-it", "bf16", "bf16")):
+        found = _read(tmp_path, gemma(name))
+        assert (found.precision, found.frozen_weights) == (precision, frozen)
+        assert any(one.startswith("torch_dtype is not said: float32") for one in found.notes) is (frozen == "fp32")
+    assert _read(tmp_path, gemma("google/gemma-2-9b --torch_dtype bfloat16")).precision == "bf16"
+
+
 @pytest.mark.parametrize(("words", "frozen"), [
     ("--quant_method fp8", "int8"), ("--quant_method eetq --quant_bits 8", "int8"), ("--quant_method bnb --quant_bits 4", "nf4_dq"),
     ("--bnb_4bit_quant_type nf4", "bf16"),

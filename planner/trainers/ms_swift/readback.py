@@ -106,9 +106,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
     _require_modelled(given, mode)
     objective = given.choice("rlhf_type", OBJECTIVES, "dpo") if mode == "rlhf" else "lm"
-    dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}.get(
-        asked := str(given.first("torch_dtype", "dtype", default="bfloat16")), asked
-    )  # the second until swift 2
+    dtype, published = _dtype(given, old)
     precision, dtype = _precision(given, dtype, old, tuner)
     found, optim = _sharding(given, sharding), _optimizer(given)
     micro = given.number("per_device_train_batch_size") or given.size("batch_size")
@@ -117,7 +115,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
         steps = max(1, -(-16 // (micro * gpus)))
     targets, noted = _targets(given, old and tuner == "lora" and not whole)
     options, of_liger = _options(given, mode)
-    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")), *of_liger)
+    noted += (*published, *_of_plugins(given), *other_attention(given.get("attn_impl")), *of_liger)
     noted += _of_prompts(given, mode, old, "loss" in options)
     length = given.number("packing_length") if given.flag("packing") else None
     cut = None if str(given.get("max_length")) == "-1" else given.number("max_length", 2048 if old else None)
@@ -133,6 +131,24 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     ))  # fmt: skip
     switches = [one for one in of_a_fork(given, QUIET) if one.choices == ("false",) and not fine_tuning.DECIDES.fullmatch(one.name)]
     return dataclasses.replace(job, questions=(*job.questions, *(one for one in switches if one not in job.questions)))
+
+
+IN_FP32 = re.compile(r"(^|/)(gemma-2-\d+b|tinyllama-1\.1b-intermediate-\S*)$", re.IGNORECASE)
+"""Models whose published config.json names float32."""
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}
+
+
+def _dtype(given: Settings, old: bool) -> tuple[str, tuple[str, ...]]:
+    """(What weights are loaded in, what was taken for what): since 3 it is that of config.json where nothing is said.
+    [base_args/model_args.py, _init_torch_dtype; model/model_meta.py]"""
+    said = given.first("torch_dtype", "dtype")  # the second until swift 2
+    name = given.label("model") if said is None and not old else ""
+    file = beside(given.path, f"{name}/config.json") if name else None
+    inside = file_settings(file, "a model") if file is not None else {}
+    found = str(inside.get("dtype") or inside.get("torch_dtype") or ("float32" if IN_FP32.search(name) else ""))
+    if found in ("float16", "float32"):
+        return found, (f"torch_dtype is not said: {found}, as config.json of {shown(name)} has it",)
+    return SHORT.get(str(said), str(said or "bfloat16")), ()
 
 
 def _precision(given: Settings, dtype: str, old: bool, tuner: str) -> tuple[str, str]:
