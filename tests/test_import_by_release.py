@@ -79,6 +79,13 @@ def test_where_swift_computes_the_loss_itself_liger_does_nothing(tmp_path: Path,
     assert any(one.startswith("use_liger_kernel: with ") for one in found.notes) is not fused
 
 
+@pytest.mark.parametrize(("text", "noted"), [("", True), ("torchrun", False), ("NPROC_PER_NODE=$N", False)])
+def test_one_process_over_all_that_it_sees(tmp_path: Path, text: str, noted: bool) -> None:
+    start = "torchrun swift/cli/sft.py" if text == "torchrun" else f"{text} swift sft"
+    found = _read(tmp_path, f"{start} --model Qwen/Qwen2.5-7B --max_length 1024", gpus=8)
+    assert any(one.startswith("NPROC_PER_NODE is not said") for one in found.notes) is noted and found.num_gpus == 8
+
+
 def test_presets_of_swift_2(tmp_path: Path) -> None:
     assert _read(tmp_path, SECOND.format("sft", "--deepspeed zero2-offload")).fields["offload_optimizer"] == 100
     with pytest.raises(PlannerError, match="zero3-offload keeps weights on the host and states on the GPU"):

@@ -69,7 +69,12 @@ def read(path: Path, said: Given) -> Reading:
             "modelled; set NPROC_PER_NODE, or say --gpus N where every GPU has a process"
         )
     reading = parse(given, mode, gpus, found.sharding)
-    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes, *_of_its_environment(text)))
+    alone = (ALONE,) if found.num_gpus is None and (gpus or 1) > 1 and LAUNCHED.search(text) is None else ()
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes, *alone, *_of_its_environment(text)))
+
+
+LAUNCHED = re.compile(r"NPROC_PER_NODE|torchrun|\b(deepspeed|accelerate)\s|distributed[./](run|launch)")
+ALONE = "NPROC_PER_NODE is not said: a process for each GPU, as it starts them; without it one process spreads its layers over all"
 
 
 def _of_its_environment(text: str) -> tuple[str, ...]:
