@@ -164,6 +164,12 @@ def test_heads_that_torchtune_repeats(tmp_path: Path) -> None:
         assert not any(one.startswith("keys and values") for one in _read(tmp_path, other, "job.yaml", 8).notes)
 
 
+@pytest.mark.parametrize(("name", "noted"), [("bitsandbytes.optim.AdamW", True), ("bitsandbytes.optim.PagedAdamW", False)])
+def test_states_of_bitsandbytes_in_torchtune(tmp_path: Path, name: str, noted: bool) -> None:
+    text = TUNE.format("llama2.llama2_7b", "true").replace("torch.optim.AdamW", name)
+    assert any("4 bytes a trained weight on top" in one for one in _read(tmp_path, text, "job.yaml", 8).notes) is noted
+
+
 def test_pre_training_of_litgpt_is_as_long_as_its_blocks(tmp_path: Path) -> None:
     found = _read(tmp_path, "litgpt pretrain pythia-160m --devices 2 --train.global_batch_size 64")
     assert found.sequence_length == 2048 and "max_seq_length is not said: block_size 2048" in found.notes

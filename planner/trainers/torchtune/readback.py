@@ -188,6 +188,8 @@ def _notes(given: Settings, part: Settings, kind: str, targets: str, several: bo
         notes += layers_beside([*(part.get("lora_attn_modules") or []), *mlp], targets)
         if part.flag("apply_lora_to_output"):
             notes.append(adapters_on_tables(["output"]))
+    if re.fullmatch(r"bitsandbytes\.optim\.AdamW?", str(given.section("optimizer").get("_component_"))):
+        notes.append("states of bitsandbytes lie in fp32, whatever the weights: 4 bytes a trained weight on top of the plan")
     apart = str(given.get("custom_sharded_layers") or "")
     # of releases until 0.2, which wrap the tables by themselves
     wrapped = given.flag("memory_efficient_fsdp_wrap") and not kind
