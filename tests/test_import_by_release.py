@@ -214,3 +214,9 @@ def test_the_first_worker_of_nemo_rl(tmp_path: Path) -> None:
     assert [found.fields[one] for one in names] == [1, 8, Recompute.FULL, 1] and not asked_for(found)
     assert any(one.startswith("dtensor_cfg.enabled is false") for one in found.notes)
     assert [_read(tmp_path, text.replace("{}", "true"), "sft.yaml").fields[one] for one in names] == [2, 4, Recompute.NONE, 0]
+
+
+def test_the_loss_of_nemo_rl_over_megatron_is_its_own(tmp_path: Path) -> None:
+    engines = "  dtensor_cfg: {enabled: false}\n  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2}\n"
+    found = _read(tmp_path, f"{NEMO_RL}{engines}cluster: {{gpus_per_node: 8}}\n", "sft.yaml")
+    assert "loss_fusion=native" in found.trainer.split("+") and found.fields["tp"] == 2

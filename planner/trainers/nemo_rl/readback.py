@@ -273,7 +273,9 @@ def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings, model
     reduce = replicas.flag("grad_reduce_in_fp32")
     backend = "hybridep" if core.get("moe_flex_dispatcher_backend") == "hybridep" else "deepep"
     dispatch = backend if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
-    said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
+    # Its own loss: logits in fp32 4, log probabilities 4, softmax 4; native has 10.  [nemo_rl/distributed/model_utils.py]
+    said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off",
+            "loss_fusion": "native"}  # fmt: skip
     said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
     if model is not None and model.is_moe and "moe_router_dtype" in core.data:  # unset: that of the layers
         said["router_dtype"] = "fp32" if str(core.get("moe_router_dtype")) in ("fp32", "fp64") else "bf16"
