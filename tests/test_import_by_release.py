@@ -173,6 +173,7 @@ def test_states_of_bitsandbytes_in_torchtune(tmp_path: Path, name: str, noted: b
 def test_pre_training_of_litgpt_is_as_long_as_its_blocks(tmp_path: Path) -> None:
     found = _read(tmp_path, "litgpt pretrain pythia-160m --devices 2 --train.global_batch_size 64")
     assert found.sequence_length == 2048 and "max_seq_length is not said: block_size 2048" in found.notes
+    assert _read(tmp_path, "litgpt pretrain Mistral-7B-v0.1 --devices 2").sequence_length is None  # 32,768 there, 4,096 here
 
 
 BATCH = "data.train_batch_size=64 data.max_length=4096"

@@ -35,6 +35,8 @@ QUIET = re.compile(
 )
 RECOMPUTES = tuple(f"{part}{one}_checkpointing" for one in ("activation", "gradient") for part in ("", "train."))
 """Switches of forks whose names say what they do."""
+SURE = 8192
+"""Up to which LitGPT's block_size is the longest sequence of the published model; of Mistral 7B it has 4,096.  [config.py]"""
 OWN = {"train", "model_name", "checkpoint_dir", "model_config", "lora_r", "precision", "devices"}
 """Sections and settings that a YAML of LitGPT has; others are workflows that run its commands."""
 PROGRAM = r"(?:\S*/)?litgpt(?:/__main__\.py)?|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py|(?:\S*/)?(?:pretrain|finetune)/\w+\.py"
@@ -129,7 +131,8 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         noted = (*noted, "model.py beside it writes attention out: matrices of scores are kept, further uses of them not priced")
     targets, of_layers = adapters_on(given, adapters)
     length = train.number("max_seq_length")
-    if length is None and pretrain and model is not None:
+    whole = model is not None and (given.get("model_config") is not None or model.max_sequence_length <= SURE)
+    if length is None and pretrain and model is not None and whole:
         length, notes = model.max_sequence_length, (*notes, f"max_seq_length is not said: block_size {model.max_sequence_length}")
     cut = length or (given.said.sequence_length if given.said is not None else None)
     capped, kept = softcapped(model, fields["micro_batch_size"], cut, bool(fields["recompute"]))
