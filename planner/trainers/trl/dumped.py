@@ -27,7 +27,7 @@ STARTS = {
     "ms-swift": re.compile(r"\b(sft|pt|rlhf)_main\("),
 }
 """Trainer -> what starts it, as a command or as a function."""
-OWN = {"llama-factory": {"dataset", "finetuning_type"}, "axolotl": {"base_model", "datasets"}, "ms-swift": {"dataset"}}
+OWN = {"llama-factory": {"dataset", "finetuning_type"}, "axolotl": {"base_model", "datasets"}, "ms-swift": {"model"}}
 """Settings that such a mapping has, and those of an export or of a chat have not."""
 DUMPS = ("dump", "safe_dump", "dumps", "write", "write_text", "safe_load", "run_exp")
 CHECKS = ("load_cfg", "validate_config")
@@ -46,7 +46,7 @@ def starts(text: str) -> str | None:
 
 def read(path: Path, name: str, said: Given) -> Reading:
     """The job of the settings that a program hands to the trainer of that name. Raises PlannerError."""
-    found = [one for one in _mappings(Running(path, said), name) if OWN[name] <= one[1].keys()]
+    found = [one for one in _mappings(Running(path, said), name) if one[0] or OWN[name] <= one[1].keys()]
     if not found:
         what = "settings that are not followed to here; import the file that it names or writes, with --set for what it changes"
         raise PlannerError(f"{path}: it starts {name} with {what}")
