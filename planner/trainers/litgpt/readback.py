@@ -20,6 +20,7 @@ from planner.trainers.reading.configuration import Reading, built_as
 from planner.trainers.reading.fine_tuning import optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
+from planner.trainers.reading.kernels import softcapped
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, file_settings
@@ -34,6 +35,8 @@ QUIET = re.compile(
 )
 RECOMPUTES = tuple(f"{part}{one}_checkpointing" for one in ("activation", "gradient") for part in ("", "train."))
 """Switches of forks whose names say what they do."""
+SURE = 8192
+"""Up to which LitGPT's block_size is the longest sequence of the published model; of Mistral 7B it has 4,096.  [config.py]"""
 OWN = {"train", "model_name", "checkpoint_dir", "model_config", "lora_r", "precision", "devices"}
 """Sections and settings that a YAML of LitGPT has; others are workflows that run its commands."""
 PROGRAM = r"(?:\S*/)?litgpt(?:/__main__\.py)?|(?:\S*/)?litgpt/(?:pretrain|finetune/\w+)\.py|(?:\S*/)?(?:pretrain|finetune)/\w+\.py"
@@ -98,7 +101,6 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
     model, name, notes = _model(given)
     # lm_head is a weight of its own where pretrain.py does not tie it, whatever the published model has.
     tables = {"tied_embeddings": train.flag("tie_embeddings") and pretrain}
-    own = given.get("model_config") is not None and model is not None
     model = built_as(model, tables) if model is not None else None
     words = {one for one, value in given.data.items() if value is not None and (one.startswith("lora_") or one == "quantize")}
     adapters = "lora_r" in words if pretrain else bool(words)
@@ -129,8 +131,12 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         noted = (*noted, "model.py beside it writes attention out: matrices of scores are kept, further uses of them not priced")
     targets, of_layers = adapters_on(given, adapters)
     length = train.number("max_seq_length")
-    if length is None and pretrain and own and model is not None:
+    whole = model is not None and (given.get("model_config") is not None or model.max_sequence_length <= SURE)
+    if length is None and pretrain and model is not None and whole:
         length, notes = model.max_sequence_length, (*notes, f"max_seq_length is not said: block_size {model.max_sequence_length}")
+    cut = length or (given.said.sequence_length if given.said is not None else None)
+    capped, kept = softcapped(model, fields["micro_batch_size"], cut, bool(fields["recompute"]))
+    options |= capped
     frozen = _frozen(given, gpus, nodes) if adapters else None
     precision = given.choice("precision", PRECISIONS, "bf16-mixed")
     reading = Reading(
@@ -139,7 +145,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         precision=precision,
         optimizer=_optimizer(given, adapters), lora_rank=given.size("lora_r", 8) if adapters else 0, lora_targets=targets,
         frozen_weights=frozen,
-        notes=(*notes, *shared, *copy.notes, *noted, *of_layers, *of_a_quantised_head(frozen, precision, model)),
+        notes=(*notes, *shared, *copy.notes, *noted, *kept, *of_layers, *of_a_quantised_head(frozen, precision, model)),
     )  # fmt: skip
     return _with_the_rest(given, reading)
 

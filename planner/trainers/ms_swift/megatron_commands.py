@@ -63,12 +63,13 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
         fields["zero"] = 0
     adapters, named = tuner == "lora", given.get("target_modules", "all-linear")
     targets = adapter_targets(named) if adapters else "all"
+    packs = given.number("packing_length") if given.flag("packing") else None
     evenly, of_experts = _evenly(given, fields, model is None or model.is_moe)
     several = named if isinstance(named, list) else str(named).replace(",", " ").split()
     beside = layers_beside(several, targets) if adapters and "all-linear" not in several else ()
     return Reading(
         trainer=words.trainer(given, model), fields=fields, model=model, model_name=name, architecture=ahead,
-        sequence_length=given.number("max_length") or given.number("seq_length"),
+        sequence_length=packs or given.number("max_length") or given.number("seq_length"),
         global_batch_size=batch, precision=words.precision(given), optimizer=optimizer, num_gpus=num_gpus,
         lora_rank=given.size("lora_rank", 8) if adapters else 0, lora_targets=targets,
         lora_whole=trained_whole(given) if adapters else "none",

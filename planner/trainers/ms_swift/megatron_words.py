@@ -89,11 +89,12 @@ def trainer(given: Settings, model: ModelSpec | None) -> str:
 def cross_entropy(given: Settings) -> tuple[str, tuple[str, ...]]:
     """(loss_fusion, what was taken for what): by default Transformer Engine's from 4.0 to 4.3, with Transformer Engine 2.8.
     [megatron_args.py, _init_megatron_args]"""
-    word, fused = given.get("cross_entropy_fusion_impl"), given.flag("cross_entropy_loss_fusion", True)
+    low, high = named_version(given.path, "ms-swift") or ((), ())
+    third = given.data.get("train_type") is not None or bool(high and high < (4,))  # in which it is off unless it is said
+    word, fused = given.get("cross_entropy_fusion_impl"), given.flag("cross_entropy_loss_fusion", not third)
     if word is not None or not fused:
         return "in_place" if fused and word == "te" else loss_fusion(fused, word), ()
-    low, high = named_version(given.path, "ms-swift") or ((), ())
-    if given.data.get("train_type") is not None or (high and high < (4,)) or low >= (4, 4):
+    if third or low >= (4, 4):
         return "native", ()
     if low >= (4,) and high and high < (4, 4):
         said = ".".join(map(str, low))
@@ -116,7 +117,8 @@ def precision(given: Settings) -> str:
     if given.get("fp8_format") is None and given.get("fp8") is None:
         if given.flag("fp16") or dtype in ("float16", "fp16"):
             return "fp16"
-        return "fp32" if dtype in ("float32", "fp32") and not given.flag("bf16") else "bf16"
+        single = dtype in ("float32", "fp32") and not given.flag("bf16")  # autocast in fp16 unless fp16 is false
+        return "bf16" if not single else "fp16" if given.get("fp16") is None else "fp32"
     recipe = str(given.get("fp8_recipe", "delayed"))
     known = {"delayed": "fp8", **{name: one for one, (_, name) in RECIPES.items() if one != "nvfp4"}}
     if recipe not in known:

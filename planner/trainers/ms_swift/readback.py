@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
@@ -34,11 +35,11 @@ QUIET = re.compile(
     r"|ddp_backend"
 )
 PROGRAM = (
-    r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?"
+    r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?|\S*\bllm_(?:sft|pt|dpo|rlhf)\.py"
     r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)|\S*swift/cli/(?:_megatron/)?main\.py|swift\.cli\.(?:_megatron\.)?main"
 )
 OBJECTIVES = {"dpo": "dpo"}
-MODES = ("sft", "pt", "rlhf")
+MODES = ("sft", "pt", "rlhf", "dpo")
 MEGATRON = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
     "micro_batch_size", "global_batch_size", "recompute_granularity",
@@ -53,10 +54,10 @@ def read(path: Path, said: Given) -> Reading:
         mode, gpus = "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus or _of_env(given)
         over_megatron = any(one in given.data for one in MEGATRON)
         return parse_megatron(given, mode, gpus) if over_megatron else parse(given, mode, gpus)
-    own = re.search(r"swift[./]cli", text := read_text(path)) is not None
+    own = re.search(r"swift[./]cli|\bllm_(sft|pt|dpo|rlhf)\.py", text := read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else "|".join(MODES))
-    by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2]
-    mode = next((word for word in found.words if word in MODES), by_name)
+    by_name = re.sub(r"\.py$", "", found.program).rpartition("/")[2].rpartition(".")[2].removeprefix("llm_")
+    mode = next((word for word in found.words if word in MODES), by_name).replace("dpo", "rlhf")  # of its own until 2.1
     given = with_files(path, found, said)
     gpus = said.num_gpus or _of_env(given) or (None if _nodes_are_elsewhere(text, said) else found.num_gpus)
     if "megatron" in found.program:
@@ -68,7 +69,12 @@ def read(path: Path, said: Given) -> Reading:
             "modelled; set NPROC_PER_NODE, or say --gpus N where every GPU has a process"
         )
     reading = parse(given, mode, gpus, found.sharding)
-    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes, *_of_its_environment(text)))
+    alone = (ALONE,) if found.num_gpus is None and (gpus or 1) > 1 and LAUNCHED.search(text) is None else ()
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes, *alone, *_of_its_environment(text)))
+
+
+LAUNCHED = re.compile(r"NPROC_PER_NODE|torchrun|\b(deepspeed|accelerate)\s|distributed[./](run|launch)")
+ALONE = "NPROC_PER_NODE is not said: a process for each GPU, as it starts them; without it one process spreads its layers over all"
 
 
 def _of_its_environment(text: str) -> tuple[str, ...]:
@@ -98,37 +104,65 @@ def _nodes_are_elsewhere(text: str, said: Given) -> bool:
 
 def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
     """The job that arguments over transformers describe. Raises PlannerError."""
-    tuner = str(given.first("tuner_type", "train_type", "sft_type", default="lora"))
+    old = _of_version_2(given)
+    whole = old and mode == "pt"  # [swift 2, llm/utils/argument.py: PtArguments]
+    tuner = str(given.first("tuner_type", "train_type", "sft_type", default="full" if whole else "lora"))
     if tuner not in ("lora", "full"):
         raise PlannerError(f"{given.where('tuner_type')} is {shown(tuner)}, which is not modelled; lora and full are")
-    old = _of_version_2(given)
     _require_modelled(given, mode)
     objective = given.choice("rlhf_type", OBJECTIVES, "dpo") if mode == "rlhf" else "lm"
-    dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}.get(
-        asked := str(given.first("torch_dtype", "dtype", default="bfloat16")), asked
-    )  # the second until swift 2
-    half, single = dtype == "float16" or given.flag("fp16"), dtype == "float32" and not given.flag("bf16")
-    precision = "fp16" if half else "fp32" if single else "bf16"
+    dtype, published = _dtype(given, old)
+    precision, dtype = _precision(given, dtype, old, tuner)
     found, optim = _sharding(given, sharding), _optimizer(given)
     micro = given.number("per_device_train_batch_size") or given.size("batch_size")
     steps, gpus = given.number("gradient_accumulation_steps"), num_gpus or found.num_gpus
     if steps is None and gpus:  # by all processes, whatever splits a sequence  [swift/trainers/arguments.py]
         steps = max(1, -(-16 // (micro * gpus)))
-    targets, noted = _targets(given, old and tuner == "lora")
-    noted += (*_of_plugins(given), *other_attention(given.get("attn_impl")), *_of_prompts(given, mode, old))
+    targets, noted = _targets(given, old and tuner == "lora" and not whole)
+    options, of_liger = _options(given, mode)
+    noted += (*published, *_of_plugins(given), *other_attention(given.get("attn_impl")), *of_liger)
+    noted += _of_prompts(given, mode, old, "loss" in options)
     length = given.number("packing_length") if given.flag("packing") else None
+    cut = None if str(given.get("max_length")) == "-1" else given.number("max_length", 2048 if old else None)
     job = fine_tuning.reading(FineTuning(
         given=given, trainer="ms-swift", model=_model(given, old),
         micro_batch_size=micro, accumulation=steps, batch=16,
-        sequence_length=length or given.number("max_length", 2048 if old else None),
+        sequence_length=length or cut,
         precision=precision, half_weights=dtype != "float32",
         optimizer=optim,
         recompute=given.flag("gradient_checkpointing", True), lora_rank=_rank(given) if tuner == "lora" else 0,
         lora_targets=targets, frozen_weights=_frozen(given, dtype, tuner),
-        objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET, notes=noted,
+        objective=objective, num_gpus=num_gpus, sharding=found, options=options, quiet=QUIET, notes=noted,
     ))  # fmt: skip
     switches = [one for one in of_a_fork(given, QUIET) if one.choices == ("false",) and not fine_tuning.DECIDES.fullmatch(one.name)]
     return dataclasses.replace(job, questions=(*job.questions, *(one for one in switches if one not in job.questions)))
+
+
+IN_FP32 = re.compile(r"(^|/)(gemma-2-\d+b|tinyllama-1\.1b-intermediate-\S*)$", re.IGNORECASE)
+"""Models whose published config.json names float32."""
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}
+
+
+def _dtype(given: Settings, old: bool) -> tuple[str, tuple[str, ...]]:
+    """(What weights are loaded in, what was taken for what): since 3 it is that of config.json where nothing is said.
+    [base_args/model_args.py, _init_torch_dtype; model/model_meta.py]"""
+    said = given.first("torch_dtype", "dtype")  # the second until swift 2
+    name = given.label("model") if said is None and not old else ""
+    file = beside(given.path, f"{name}/config.json") if name else None
+    inside = file_settings(file, "a model") if file is not None else {}
+    found = str(inside.get("dtype") or inside.get("torch_dtype") or ("float32" if IN_FP32.search(name) else ""))
+    if found in ("float16", "float32"):
+        return found, (f"torch_dtype is not said: {found}, as config.json of {shown(name)} has it",)
+    return SHORT.get(str(said), str(said or "bfloat16")), ()
+
+
+def _precision(given: Settings, dtype: str, old: bool, tuner: str) -> tuple[str, str]:
+    """(precision, dtype of the weights): since 3 weights in fp32 are trained under autocast in fp16 where nothing says otherwise; 2
+    takes fp32 weights under it where all are trained.  [base_args/model_args.py, _init_mixed_precision; 2: select_dtype]"""
+    half = dtype == "float16" or given.flag("fp16") or (dtype == "float32" and not old and given.get("fp16") is None)
+    if half and not given.flag("bf16"):
+        return "fp16", "float32" if old and tuner == "full" else dtype
+    return "fp32" if dtype == "float32" and not given.flag("bf16") else "bf16", dtype
 
 
 SECOND = ("sft_type", "model_id_or_path", "quantization_bit", "lora_target_modules", "lora_dropout_p", "check_dataset_strategy")
@@ -173,9 +207,9 @@ PROMPTS = (
 )
 
 
-def _of_prompts(given: Settings, mode: str, old: bool) -> tuple[str, ...]:
+def _of_prompts(given: Settings, mode: str, old: bool, fused: bool) -> tuple[str, ...]:
     """Note about scores of tokens that no loss is taken of; in pretraining there are none, and fused losses keep no scores."""
-    said, fused = given.get("use_logits_to_keep"), given.flag("use_liger_kernel") or given.flag("use_liger")
+    said = given.get("use_logits_to_keep")
     split = (given.number("sequence_parallel_size") or 1) > 1 or given.get("loss_scale") == "all"
     new = not old and newer(given.path, "ms-swift", KEEPS) is not False
     leaves = new and not split if said is None else said in (True, "true")
@@ -227,10 +261,14 @@ def _of_plugins(given: Settings) -> tuple[str, ...]:
     return tuple(f"{name} {shown(shown_text(named[name]))}: {what}" for name in own)
 
 
+EIGHT = ("fp8", "eetq", "hqq")
+"""Methods that are of 8 bits where none are said; the last two in swift 2."""
+
+
 def _frozen(given: Settings, dtype: str, tuner: str) -> str:
     """Dtype of the base under adapters. Raises PlannerError for fewer bits than a plan has, or for quantised weights that train."""
     name = "quant_bits" if given.get("quant_bits") is not None else "quantization_bit"
-    bits = given.number(name, 0, 0, 8) or 0
+    bits = given.number(name, 0, 0, 8) or (8 if given.get("quant_method") in EIGHT else 0)
     if bits and (bits not in (4, 8) or tuner == "full"):
         why = "weights in bits are not trained without adapters" if bits in (4, 8) else "a plan knows 4 and 8"
         raise PlannerError(f"{given.where(name)} is {bits}: {why}; --set {name}=null imports the job without")
@@ -263,25 +301,51 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
 
 
 def _with_its_file(given: Settings) -> Settings:
-    """The settings where ``fsdp`` names a file that holds both fsdp and fsdp_config.  [swift/arguments/sft_args.py, _init_fsdp]"""
+    """The settings where ``fsdp`` is or names a mapping of both fsdp and fsdp_config.  [swift/arguments/sft_args.py, _init_fsdp]"""
     name = given.data.get("fsdp")
-    if not isinstance(name, str) or not name.endswith(".json"):
+    if isinstance(name, Mapping):
+        inside = name
+    elif not str(name).endswith(".json"):
         return given
-    file = beside(given.path, name)
-    if file is None:
+    elif (file := beside(given.path, str(name))) is None:
         raise PlannerError(f"{given.where('fsdp')} names {shown(name)}, which is not beside it; put the file there")
-    inside = file_settings(file, "settings of FSDP")
+    else:
+        inside = file_settings(file, "settings of FSDP")
     given.asked.add("fsdp")
     return Settings(given.path, {**given.data, **inside}, given.place, given.asked, given.said)
 
 
-def _options(given: Settings) -> dict[str, str]:
-    """Options of the trainer that the arguments set."""
+OWN_LOSS = ("loss_type", "loss_name", "enable_dft_loss", "enable_channel_loss")
+SCALES = {"", "default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"}
+"""Words of ``loss_scale`` that only choose labels."""
+
+
+def _own_loss(given: Settings, mode: str) -> str:
+    """What takes the labels from the model, so that Liger's loss does nothing; "" = nothing.  [trainers/seq2seq_trainer.py,
+    compute_loss; rlhf_trainers/dpo_trainer.py, concatenated_forward]"""
+    if mode == "rlhf":
+        return "DPO"
+    found = [one for one in OWN_LOSS if given.get(one) not in (None, False, "false", "False")]
+    found += ["label_smoothing_factor"] * given.above_zero("label_smoothing_factor")
+    found += ["loss_scale"] * (not SCALES.issuperset(str(given.get("loss_scale") or "").split("+")))
+    found += ["sequence_parallel_size"] * ((given.number("sequence_parallel_size") or 1) > 1)
+    return found[0] if found else ""
+
+
+def _options(given: Settings, mode: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(Options of the trainer that the arguments set, what was taken for what)."""
+    notes: tuple[str, ...] = ()
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
+    if not kernel and given.get("use_flash_attn") is not None:  # of swift 1 and 2: the other one is eager attention since 2.2
+        lean = given.flag("use_flash_attn")
+        kernel = "flash_attn" if lean else "eager" if newer(given.path, "ms-swift", (2, 2)) is not False else ""
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
     if given.flag("use_liger_kernel") or given.flag("use_liger"):
-        options["loss"] = "fused_linear"
+        if own := _own_loss(given, mode):
+            notes = (f"use_liger_kernel: with {own} ms-swift computes the loss of all scores itself, which are kept",)
+        else:
+            options["loss"] = "fused_linear"
     experts = str(given.get("experts_impl", ""))
-    return {**options, "experts": "loop"} if experts == "eager" else options
+    return {**options, **({"experts": "loop"} if experts == "eager" else {})}, notes

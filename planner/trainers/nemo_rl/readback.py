@@ -32,6 +32,7 @@ READ_HERE = re.compile(
 """Of all other settings those are shown that may change time or memory of the step; generation is not part of the plan."""
 
 
+FIRST = "dtensor_cfg.enabled is false: FSDP of a whole model, as NeMo-RL until 0.2 takes then; later ones refuse it"
 PROGRAM = r"\S*run_(?:sft|dpo|grpo|distillation)\w*\.py"
 USUAL = {
     "run_sft.py": "sft.yaml", "run_dpo.py": "dpo.yaml", **dict.fromkeys(("run_grpo.py", "run_grpo_math.py"), "grpo_math_1B.yaml"),
@@ -71,7 +72,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     model, notes = named_model(name, given.path)
     core = policy.section("megatron_cfg")
     native = not core.flag("enabled")
-    fields = _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
+    first = native and not policy.section("dtensor_cfg").flag("enabled", True)
+    fields = _first(policy) if first else _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
     if given.get("rm") is not None:
         raise PlannerError(f"{given.path}: training of a reward model is not modelled; SFT, DPO and policies are")
     gpus = num_gpus or (cluster.size("gpus_per_node") * cluster.size("num_nodes") if cluster.data else None)
@@ -94,7 +96,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         most = min(tokens // length, batch // dp, 4096)
         micro = max((one for one in range(1, most + 1) if batch % (one * dp) == 0), default=1)
         notes += (f"micro batches of up to {tokens} tokens (train_mb_tokens) are read as {micro} sequences of {length} tokens",)
-    notes += _of_bins(policy)
+    notes += (*_of_bins(policy), *((FIRST,) if first else ()))
     fields["micro_batch_size"] = micro
     if gpus is not None:
         question = batch_that_divides(batch, micro, dp)
@@ -222,6 +224,15 @@ def _left(cluster: Settings, own: Settings, each: object) -> int:
     return nodes * (per_node - (own.size("gpus_per_node") if each else 0))
 
 
+def _first(policy: Settings) -> dict[str, int]:
+    """Fields of Layout under the first worker, over FSDP1.  [nemo_rl 0.2, models/policy/fsdp1_policy_worker.py]"""
+    again, host = policy.flag("activation_checkpointing_enabled"), policy.flag("fsdp_offload_enabled")
+    return {
+        "tp": 1, "cp": 1, "ep": 1, "pp": 1, "zero": 3, "sequence_parallel": 0, "offload_parameters": int(host),
+        "recompute": int(Recompute.FULL if again else Recompute.NONE),
+    }  # fmt: skip
+
+
 def _native(part: Settings, model: ModelSpec | None) -> dict[str, int]:
     """Fields of Layout under FSDP2 of torch, with which NeMo-RL always keeps fp32 weights."""
     tp, cp, ep = (part.size(f"{name}_parallel_size") for name in ("tensor", "context", "expert"))
@@ -262,7 +273,9 @@ def _trainer(core: Settings, native: bool, adapters: bool, lora: Settings, model
     reduce = replicas.flag("grad_reduce_in_fp32")
     backend = "hybridep" if core.get("moe_flex_dispatcher_backend") == "hybridep" else "deepep"
     dispatch = backend if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
-    said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
+    # Its own loss: logits in fp32 4, log probabilities 4, softmax 4; native has 10.  [nemo_rl/distributed/model_utils.py]
+    said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off",
+            "loss_fusion": "native"}  # fmt: skip
     said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
     if model is not None and model.is_moe and "moe_router_dtype" in core.data:  # unset: that of the layers
         said["router_dtype"] = "fp32" if str(core.get("moe_router_dtype")) in ("fp32", "fp64") else "bf16"

@@ -107,6 +107,17 @@ def of_packing(name: str, rows: int, tokens: int) -> tuple[str, ...]:
     return (what,) * (size >= 0.1)
 
 
+def softcapped(model: ModelSpec | None, batch: int, length: int | None, again: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(Option of the trainer, note) of a model whose scores are capped, where no kernel does that: of a score tanh keeps 2 bytes,
+    softmax in fp32 4 and its copy 2, the last of which the plan has; ``again``: layers are recomputed, and one is alive.
+    [litgpt/model.py, scaled_dot_product_attention; torchtune/models/gemma2/_attention.py]"""
+    if model is None or model.constants is None or not model.constants.attention_softcap:
+        return {}, ()
+    more = 6.0 * batch * float(length or 0) ** 2 * model.num_heads * (1 if again else model.num_layers) / GIB
+    text = f"attention of {model.name} caps its scores, which are written out"
+    return {"attention_kernel": "unfused"}, (f"{text}: up to {more:.1f} GiB of them on top of the plan" if more else text,)
+
+
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
     rows: Mapping[str, Mapping[str, str]] = table()["attention"]

@@ -49,8 +49,8 @@ def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a script, or of the cells of a notebook. Raises PlannerError."""
     text = cleaned(read_text(path))
     if path.suffix.lower() != ".ipynb":
-        if re.search(r"^[!%][a-z]", text, re.MULTILINE):  # cells of a notebook, saved as they are
-            text = re.sub(r"^([ \t]*)[!%][a-z].*$", r"\1pass", text, flags=re.MULTILINE)
+        if re.search(r"^(![A-Za-z]|%[a-z])", text, re.MULTILINE):  # cells of a notebook, saved as they are
+            text = re.sub(r"^([ \t]*)(?:![A-Za-z]|%[a-z]).*$", r"\1pass", text, flags=re.MULTILINE)
         return library.parse_python(text, str(path))
     found, line, error = ast.Module([], []), 0, None
     for source in _cells(text, path):
@@ -91,7 +91,7 @@ def shell_of_cells(path: Path) -> str:
     found: list[str] = []
     for source in _cells(cleaned(read_text(path)), path):
         head, _, rest = source.partition("\n")
-        lines = (one.group() for one in re.finditer(r"^[ \t]*[!%][a-z](.*\\\n)*.*$", source, re.MULTILINE))
+        lines = (one.group() for one in re.finditer(r"^[ \t]*(! *[A-Za-z]|%[a-z])(.*\\\n)*.*$", source, re.MULTILINE))
         file = re.fullmatch(r"%%(?:writefile|file) +(-a +)?(\S+) *", head)
         if file is not None:
             found.append(f"cat >{'>' if file[1] else ''} {file[2]} <<'END_OF_CELL'\n{rest}\nEND_OF_CELL")

@@ -25,7 +25,7 @@ HOST_STATES, HOST_ALL = {"offload_optimizer": 100}, {"offload_parameters": 1}
 PRESETS: dict[str, dict[str, int]] = {
     **{f"zero{stage}": {"zero": stage} for stage in range(4)},
     **{f"default-zero{stage}": {"zero": stage} for stage in (2, 3)},  # swift until 2
-    "zero2_offload": {"zero": 2, **HOST_STATES}, "zero3_offload": {"zero": 3, **HOST_ALL},
+    **{f"zero2{one}offload": {"zero": 2, **HOST_STATES} for one in "_-"}, "zero3_offload": {"zero": 3, **HOST_ALL},
     **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
     "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},
     "ds_z2_autotp_config.json": {"zero": 2, "tp": 2}, "ds_z3_fp8_config.json": {"zero": 3, **HOST_STATES},
@@ -80,8 +80,8 @@ class Sharding:
 def preset(name: str) -> Sharding | None:
     """The DeepSpeed configuration that a name stands for. Raises PlannerError for one of axolotl's that is not modelled."""
     parts = Path(name.lower()).parts
-    if parts and parts[-1] == "zero3_bf16_cpuoffload_params.json":
-        raise PlannerError(f"{name} of axolotl keeps weights on the host and states on the GPU; {BOTH}")
+    if parts and parts[-1] in ("zero3_bf16_cpuoffload_params.json", "zero3-offload"):  # the second of swift 2
+        raise PlannerError(f"{name} keeps weights on the host and states on the GPU; {BOTH}")
     found = next((PRESETS[key] for key in ("/".join(parts[-2:]), parts[-1] if parts else "") if key in PRESETS), None)
     return None if found is None else Sharding(kind="deepspeed", fields=found)
 

@@ -73,6 +73,15 @@ def held_by_the_loss(trainer: str, tokens: int, model: ModelSpec | None) -> tupl
     return (f"the pieces of the loss keep {what} of all tokens until the backward pass: up to {held:.1f} GiB on top of the plan",)
 
 
+def repeated_heads(trainer: str, tokens: int, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note on keys and values, which are repeated for all heads of the queries and kept so, where layers are neither recomputed nor
+    compiled, and it is much; the plan has them as they were.  [modules/attention.py, expand(...).flatten(1, 2)]"""
+    if model is None or model.is_mla or "compile=" in trainer:
+        return ()
+    more = 2.0 * tokens * model.num_layers * (model.num_heads / model.num_kv_heads - 1) * (model.key_size + model.value_size) / GIB
+    return (f"keys and values are kept once for every head: up to {more:.1f} GiB on top of the plan",) if more >= 0.5 else ()
+
+
 def compile_option(given: Settings, adapters: bool) -> dict[str, str]:
     """What is compiled: yes or no, or a section that says it part by part; up to 0.2 the model alone."""
     loss = True

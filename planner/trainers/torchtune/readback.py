@@ -15,6 +15,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
+from planner.trainers.reading.kernels import softcapped
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.shell.text import roots, shown_text
 from planner.trainers.reading.values import quotient, read_text
@@ -145,7 +146,10 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         given.ask(Question(name="dtype", about=about, choices=("bf16",)))
     loss = str(given.get("loss._component_", "")).rpartition(".")[2]
     pairs = loss in own.PREFERENCES or "dpo" in called
-    trainer, length, said = _trainer(given, part, bool(kind), pairs), _length(given), given.said or Given()
+    length, said = _length(given), given.said or Given()
+    known, cut = model or said.spec(), said.sequence_length or length
+    capped, kept = softcapped(known, micro, cut, bool(fields["recompute"]))
+    trainer = _trainer(given, part, bool(kind), pairs, capped)
     return Reading(
         trainer=trainer, fields=fields, model=model, model_name=model_name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=precision,
@@ -154,7 +158,8 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
         notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1),
-               *own.held_by_the_loss(trainer, micro * (said.sequence_length or length or 0) // cp, model or said.spec()),
+               *kept, *own.held_by_the_loss(trainer, tokens := micro * (cut or 0) // cp, known),
+               *own.repeated_heads(trainer, 0 if fields["recompute"] else tokens, known),
                *_of_a_recipe(recipe), *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip
 
@@ -183,6 +188,8 @@ def _notes(given: Settings, part: Settings, kind: str, targets: str, several: bo
         notes += layers_beside([*(part.get("lora_attn_modules") or []), *mlp], targets)
         if part.flag("apply_lora_to_output"):
             notes.append(adapters_on_tables(["output"]))
+    if re.fullmatch(r"bitsandbytes\.optim\.AdamW?", str(given.section("optimizer").get("_component_"))):
+        notes.append("states of bitsandbytes lie in fp32, whatever the weights: 4 bytes a trained weight on top of the plan")
     apart = str(given.get("custom_sharded_layers") or "")
     # of releases until 0.2, which wrap the tables by themselves
     wrapped = given.flag("memory_efficient_fsdp_wrap") and not kind
@@ -280,8 +287,8 @@ def _targets(part: Settings) -> str:
     return "all" if part.flag("apply_lora_to_mlp") else adapter_targets(named)
 
 
-def _trainer(given: Settings, part: Settings, adapters: bool, pairs: bool) -> str:
-    options = {**own.compile_option(given, adapters), **own.loss_option(given)}
+def _trainer(given: Settings, part: Settings, adapters: bool, pairs: bool, capped: Mapping[str, str]) -> str:
+    options = {**capped, **own.compile_option(given, adapters), **own.loss_option(given)}
     if pairs:  # log probabilities of whole logits, whatever loss is named
         options["loss"] = "kept"
     if adapters and part.above_zero("lora_dropout"):

@@ -33,7 +33,9 @@ DUMPS = ("dump", "safe_dump", "dumps", "write", "write_text", "safe_load", "run_
 CHECKS = ("load_cfg", "validate_config")
 """Functions of axolotl that take its settings as a mapping: where a program calls them, they count alone."""
 SHOWN = re.compile(r"(?m)^[^#\n]{0,200}\bCUDA_VISIBLE_DEVICES[\\\"'\]]*\s*=\s*[\\\"']*(\d(?:,\d)*)(?![\d,])")
-ARGUMENTS = {"TrainArguments": "sft", "SftArguments": "sft", "PretrainArguments": "pt", "RLHFArguments": "rlhf"}
+ARGUMENTS = {
+    "TrainArguments": "sft", "SftArguments": "sft", "PretrainArguments": "pt", "PtArguments": "pt", "RLHFArguments": "rlhf",
+}  # fmt: skip
 """Classes of ms-swift -> what they start."""
 
 
@@ -44,7 +46,7 @@ def starts(text: str) -> str | None:
 
 def read(path: Path, name: str, said: Given) -> Reading:
     """The job of the settings that a program hands to the trainer of that name. Raises PlannerError."""
-    found = [one for one in _mappings(Running(path, said), name) if OWN[name] <= one[1].keys()]
+    found = [one for one in _mappings(Running(path, said), name) if one[0] or OWN[name] <= one[1].keys()]
     if not found:
         what = "settings that are not followed to here; import the file that it names or writes, with --set for what it changes"
         raise PlannerError(f"{path}: it starts {name} with {what}")

@@ -195,9 +195,10 @@ def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[i
 def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:
     part = actor.section("fsdp_config")
     sp = max(actor.size("ulysses_sequence_parallel_size"), part.size("ulysses_sequence_parallel_size"))
+    second = "fsdp2" in (actor.get("strategy"), part.get("strategy"))  # FSDP1 reads neither word below  [workers/engine/fsdp]
+    whole, host = not part.flag("reshard_after_forward", True), part.flag("offload_policy")
     return {
-        "tp": 1, "pp": 1, "cp": sp, "zero": 3 if part.flag("reshard_after_forward", True) else 2,
-        "offload_parameters": int(part.flag("offload_policy")),
+        "tp": 1, "pp": 1, "cp": sp, "zero": 2 if second and whole else 3, "offload_parameters": int(second and host),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
         "offload_activations": int(model.flag("enable_activation_offload")),
         **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
@@ -271,17 +272,18 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     model, data = given.section("model"), given.section("data")
     name = model.label("partial_pretrain", "path")
     spec, notes = named_model(name, given.path) if name else (None, ())
-    gpus = num_gpus or found.num_gpus
+    gpus = num_gpus or _gpus(given, found)
     config = given.section("engine" if given.section("engine").data or "sft_trainer" in found.program.split(".")[-1:] else "model")
     config = config if config.place == "engine." else config.section("fsdp_config")
     sp = max(given.size("ulysses_sequence_parallel_size"), config.size("ulysses_sequence_parallel_size"))
+    first = config.place == "engine." and "fsdp2" not in (engine, config.get("strategy"))  # FSDP1, the engine's default
     (rank, targets, beside), batch = _adapters(model), data.size("train_batch_size", 256)
     micro, more = of_tokens(data, sp, (gpus or 0) // sp, batch, by_tokens(found))
     fields = {
-        "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) else 2,
+        "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) or first else 2,
         **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
-        "offload_parameters": int(_on_the_host(config, model)),
+        "offload_parameters": int(_on_the_host(config, model) and not first),
         "offload_activations": int(model.flag("enable_activation_offload")),
     }  # fmt: skip
     if config.get("strategy") not in (None, "fsdp", "fsdp2"):
@@ -290,8 +292,8 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     if gpus is not None:
         dp = quotient(gpus, sp, f"{given.path}: GPUs by ulysses_sequence_parallel_size")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
-    if gpus is not None and 0 < config.size("fsdp_size", -1, -1) < fields["dp"] * sp:
-        raise PlannerError(f"{config.where('fsdp_size')}: replicas of groups of shards are not read here")
+    if gpus is not None and config.place == "engine." and 0 < (size := config.size("fsdp_size", -1, -1)) < fields["dp"] * sp:
+        fields["dp_shard"] = quotient(size, sp, f"{given.path}: engine.fsdp_size by the Ulysses degree")
     ahead, foreseen = _mtp(model, spec, megatron=False)
     half = str(config.get("model_dtype", "fp32")).lower() in HALF
     whole = half and (model.flag("cast_adapters", True) or not rank)  # else adapters in fp32 over weights of 16 bits
@@ -309,6 +311,13 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     )  # fmt: skip
 
 
+def _gpus(given: Settings, found: Launch) -> int | None:
+    """GPUs by the launcher, or by the settings that the trainer over Ray starts its workers with."""
+    if not found.program.endswith("sft_trainer_ray"):
+        return found.num_gpus
+    return given.section("trainer").size("n_gpus_per_node") * given.section("trainer").size("nnodes")
+
+
 def _on_the_host(config: Settings, model: Settings) -> bool:
     """Whether FSDP keeps weights on the host: cpu_offload turns it on, and the first FSDP needs offload_params too.
     [trainer/fsdp_sft_trainer.py: CPUOffload(offload_params=...)]"""
@@ -321,7 +330,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     model, data, engine = given.section("model"), given.section("data"), given.section("engine")
     name = model.label("path", "partial_pretrain")
     spec, notes = named_model(name, given.path) if name else (None, ())
-    gpus, batch = num_gpus or found.num_gpus, data.size("train_batch_size", 256)
+    gpus, batch = num_gpus or _gpus(given, found), data.size("train_batch_size", 256)
     rank, targets, beside = _adapters(model)
     if rank and (kind := str(model.section("lora").get("type", "lora"))) not in ("lora", "canonical_lora"):
         raise PlannerError(f"{model.where('lora.type')} is {shown(kind)}; adapters of LoRA are priced")

@@ -42,6 +42,8 @@ NEWER = re.compile(
     r"[+~]*(trainer\.(resume_mode|resume_from_path|max_ckpt_to_keep|checkpoint\.[\w.]+|device)|data\.multiturn\.enable_thinking\w*)="
 )
 """Words of its SFT trainer since 0.4.1.  [trainer/config/sft_trainer.yaml]"""
+SHARED, EACH = "data.micro_batch_size", "data.micro_batch_size_per_gpu"
+NOT_SHARED = f"{SHARED} is read by verl 0.1 alone, whose ranks share it; since 0.2 it is {EACH}, 4 where nothing is said, as here"
 BEFORE = "model.enable_gradient_checkpointing is not said: true since verl 0.4.1, as here; before it nothing is recomputed"
 
 
@@ -86,6 +88,8 @@ def usual(path: Path, found: Launch, words: Mapping[str, Any]) -> tuple[dict[str
             inner = inner.get(key) if isinstance(inner, dict) else None
         if isinstance(inner, bool | int) or ((own or place == MODEL_DTYPE) and isinstance(inner, str | list)):
             known = override(known, {place: inner})
+    if tuned and not data and SHARED in words and EACH not in words:
+        known, notes = override(known, {EACH: 4}), (*notes, NOT_SHARED)
     stands: dict[str, Any] = {}
     if tuned and data:
         stands, said = loaded(program, words, data)
