@@ -19,6 +19,7 @@ from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
+from planner.trainers.trl.launches import of_options
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
@@ -51,13 +52,15 @@ def read(path: Path, said: Given) -> Reading:
             data["gradient_checkpointing"] = text
         started = guide(path)
         notes = (*notes, *_of_own_model(path, started.program if started is not None else ""))
-        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, notes=notes), data, said)
+        split = of_options(path, data, said) if "accelerate_config" in data else None
+        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, split, notes=notes), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
+    split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
     habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
-    return parse(settings, habits, gpus, found.sharding, script, (*found.notes, *_of_own_model(path, script)))
+    return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
 
 
 def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
