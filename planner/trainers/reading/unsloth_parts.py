@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.loading import loading
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.versions import newer
@@ -63,6 +64,49 @@ def stays_patched(script: Script, loads: Sequence[ast.Call], word: Any) -> Any:
 
 PATCHED = "patched before"
 """Such a True of which no version is known."""
+
+
+SWITCHES = ("load_in_fp8", "qat_scheme", "offload_embedding", "fast_inference", "unsloth_tiled_mlp")
+"""Keywords of from_pretrained that a note is about."""
+UPLOADS = re.compile(r"(?i)(-unsloth)?-bnb-4bit$")
+"""The end of a name of unsloth's own, behind which weights lie in 4 bits."""
+
+
+def loading_of(script: Script, words: Mapping[str, Any], model: Any, notes: list[str]) -> dict[str, Any]:
+    """Arguments of a model that unsloth loads: its switches, the configuration of bitsandbytes that goes before them, and the
+    upload that it takes in the place of the one that is named.  [unsloth, models/loader.py, loader_utils.py: get_model_name]"""
+    found = {name: words[name] for name in SWITCHES if words.get(name)}
+    whole, name = words.get("full_finetuning") is True, str(model)
+    eight = words.get("load_in_8bit", False)
+    four = words.get("load_in_4bit", not any(words.get(one) for one in ("load_in_16bit", "load_in_fp8")))
+    if words.get("quantization_config") is not None:
+        given = loading(script, {"quantization_config": words["quantization_config"]})
+        eight, four = given.get("load_in_8bit", eight), given.get("load_in_4bit", four)
+    if name.lower().endswith("-bf16") and name.count("/") == 1 and (four or eight) and not whole:
+        old = newer(script.path, "unsloth", (2025, 10)) is False
+        four, eight = (four, eight) if old else (False, False)
+        notes += [] if old else [f"{name} is loaded in 16 bits by its name, as unsloth does since 2025.10"]
+    found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
+    if (whole or four is False) and not eight and UPLOADS.search(name) and words.get("use_exact_model_name") is not True:
+        found["model_name_or_path"] = UPLOADS.sub("", name)
+        notes.append(f"unsloth loads {found['model_name_or_path']} in 16 bits in the place of {name}: load_in_4bit is false")
+    dtype = words.get("dtype", words.get("torch_dtype"))
+    known = dtype if isinstance(dtype, str) and not is_open(dtype) else "bfloat16"
+    wide = whole and (words.get("float32_mixed_precision") is True or known == "float16")
+    return {**found, "max_length": words.get("max_seq_length", 2048), "dtype": "float32" if wide else known}
+
+
+def beside_layers(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of get_peft_model that a note is about; models with images have adapters on the encoder by themselves."""
+    images = words.get("finetune_vision_layers", "FastVisionModel" in script.names_used())
+    found = {"qat_scheme": words.get("qat_scheme"), "finetune_vision_layers": images is not False}
+    return {name: value for name, value in found.items() if value}
+
+
+def adds_tokens(script: Script, made: ast.Call) -> bool:
+    """Whether tokens are added before adapters are made, which has unsloth train embedding and head as a whole.
+    [unsloth_zoo/tokenizer_utils.py: _need_to_train_embeddings]"""
+    return any(one.lineno < made.lineno for one in script.calls("add_new_tokens"))
 
 
 def unsloth_kernel(words: Mapping[str, Any], model: Any) -> dict[str, Any]:

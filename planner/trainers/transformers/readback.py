@@ -9,7 +9,7 @@ from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.programs import program_file, require_loop
+from planner.trainers.reading.programs import program_file, require_loop, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import (
@@ -31,6 +31,8 @@ TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning
 BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
 """A program that builds a trainer and takes no options."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
+OF_TRL = re.compile(r"\b(SFT|DPO)Trainer\b")
+"""What a program that trains with TRL names, whatever the program is called."""
 PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")
 """A program whose trainer's arguments are those of its command, as they are parsed."""
 
@@ -69,7 +71,9 @@ def read(path: Path, said: Given) -> Reading:
     several = found.num_gpus is None and (found.sharding is None or found.sharding.num_gpus is None) and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
-    return parse(settings, UNSLOTH if lean else TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
+    ours = program is not None and OF_TRL.search(read_text(program)) is not None
+    habits = UNSLOTH if lean else HABITS[trainer_kind(path, found.program)] if ours else TRANSFORMERS
+    return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
 _NAMED = re.compile(r"[\"']([A-Z][A-Z0-9_]{1,60})[\"']")

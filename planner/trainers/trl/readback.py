@@ -20,8 +20,9 @@ from planner.trainers.reading.training_scripts import builds_in_modules, setting
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 from planner.trainers.trl.launches import of_options
+from planner.trainers.trl.published import of_published
 
-PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
+PROGRAM = r"(?:\S*/)?(?:(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?|unsloth-cli)\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
 TRAINS = re.compile(
     r"learning_rate|lr|warmup\w*|num_train_epochs|max_steps|output_dir|dataset(_name|_mixer|_mixture)?|(per_device_|per_gpu_|micro_|train_)\w*|gradient_\w+"
@@ -57,9 +58,12 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
+    published = of_published(settings, path, script, said)
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
+    settings.data = dict(settings.data)
     split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
-    habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
+    alone = 1 if published is HABITS["unsloth"] else None
+    habits, gpus = published or HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus or alone
     return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
 
 
