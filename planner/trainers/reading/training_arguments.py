@@ -42,6 +42,8 @@ class Habits:
     recompute: bool
     length: int | None
     """None = asked for."""
+    own: bool = False
+    """A program of somebody's own, which loads and adapts its model as it likes."""
 
 
 TRL_CHECKPOINTS = (0, 20)
@@ -90,7 +92,7 @@ PAIRS = (
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 """With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
-TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
+TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None, own=True)
 """[transformers/training_args.py]"""
 HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
 """By what a program is."""
@@ -151,7 +153,7 @@ def parse(
 def _dated(given: Settings, habits: Habits, sharding: Sharding | None) -> tuple[Habits, tuple[Question, ...]]:
     """(Habits of the version of TRL that the project pins, what is asked where it pins none): SFTConfig and DPOConfig checkpoint
     and compute in bf16 by themselves since 0.20.  [trl/trainer/base_config.py, release notes of 0.20]"""
-    if habits is not TRL:
+    if dataclasses.replace(habits, own=False) != TRL:
         return habits, ()
     checkpoints = any(given.get(one) is not None for one in ("gradient_checkpointing", "use_gradient_checkpointing"))
     unsaid = [] if checkpoints else ["gradient_checkpointing"]
@@ -276,8 +278,8 @@ def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits
     own = any(given.data.get(one) is not None for one in OWN_WORDS) and given.data.get("use_peft") is None
     if adapters:
         elsewhere = _adapters_elsewhere(given)
-        asked = _own_adapters(given, script) if own or elsewhere or habits is TRANSFORMERS else ()
-        return asked if habits not in (TRL, OLD_TRL) or _says_adapters(given) else (UNSAID, *asked)
+        asked = _own_adapters(given, script) if own or elsewhere or habits.own else ()
+        return asked if habits.own or habits.trainer != "trl" or _says_adapters(given) else (UNSAID, *asked)
     return _own_switch(given, script)
 
 

@@ -1,6 +1,7 @@
 """transformers: scripts that run a Trainer with its arguments as options, like run_clm.py, and those arguments in YAML or JSON."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def read(path: Path, said: Given) -> Reading:
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     ours = program is not None and OF_TRL.search(read_text(program)) is not None
-    habits = UNSLOTH if lean else HABITS[trainer_kind(path, found.program)] if ours else TRANSFORMERS
+    whose = HABITS[trainer_kind(path, found.program) if ours else "transformers"]
+    habits = UNSLOTH if lean else replace(whose, own=True)
     return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
