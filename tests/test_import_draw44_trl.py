@@ -184,3 +184,29 @@ def test_keywords_of_unsloth_that_change_what_is_trained(tmp_path: Path) -> None
     images = LEAN.replace("FastLanguageModel", "FastVisionModel")
     assert says(found(tmp_path, images, "own.py"), "adapters on the image encoder")
     assert not says(found(tmp_path, images.replace("r=16", "r=16, finetune_vision_layers=False"), "own.py"), "image encoder")
+
+
+PAIRS = """
+from unsloth import FastLanguageModel, PatchDPOTrainer
+from trl import DPOConfig, DPOTrainer
+PatchDPOTrainer()
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Llama-3.2-1B", max_seq_length=4096, device_map="balanced")
+model = FastLanguageModel.get_peft_model(model, r=16)
+DPOTrainer(model=model, args=DPOConfig(output_dir="out", max_length=2048), train_dataset=rows, beta=0.1).train()
+"""
+
+
+@pytest.mark.parametrize(("said", "length"), [(", max_length=2048", 2048), (", max_length=8192", 4096), ("", 1024)])
+def test_pairs_under_unsloth_are_cut_by_trl(tmp_path: Path, said: str, length: int) -> None:
+    """And a class of unsloth that is called like a trainer is none."""
+    reading = found(tmp_path, PAIRS.replace(", max_length=2048", said), "own.py", None)
+    assert (reading.sequence_length, reading.questions) == (length, ())
+    assert says(reading, "device_map balanced")
+
+
+def test_layer_inputs_of_short_sequences_stay_on_the_gpu(tmp_path: Path) -> None:
+    short = LEAN.replace("1024", "256")
+    assert found(tmp_path, LEAN, "own.py").fields["offload_activations"] > 0
+    assert found(tmp_path, short, "own.py").fields["offload_activations"] == 0
+    written(tmp_path, "unsloth==2025.9.6\n", "requirements.txt")
+    assert found(tmp_path, short, "own.py").fields["offload_activations"] > 0

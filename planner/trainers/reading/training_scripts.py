@@ -117,7 +117,7 @@ def settings_of(
     if unsloth:
         data = {**unsloth_parts.replaced(script, kinds, not (configs or elsewhere) and "Trainer" not in kinds), **data}
         data |= unsloth_parts.without_experts(script, data, notes)
-        data |= unsloth_parts.unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
+        data |= unsloth_parts.unsloth_length(script, data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
     kind = "unsloth" if unsloth else _kind(kinds, data)
     settings = Settings(path, said.filled(data), said=said)
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"

@@ -90,6 +90,8 @@ def loading_of(script: Script, words: Mapping[str, Any], model: Any, notes: list
     if (whole or four is False) and not eight and UPLOADS.search(name) and words.get("use_exact_model_name") is not True:
         found["model_name_or_path"] = UPLOADS.sub("", name)
         notes.append(f"unsloth loads {found['model_name_or_path']} in 16 bits in the place of {name}: load_in_4bit is false")
+    if words.get("device_map") in ("auto", "balanced", "balanced_low_0"):
+        notes.append(f"device_map {words['device_map']} spreads the layers over the GPUs that one process sees; priced on one GPU")
     dtype = words.get("dtype", words.get("torch_dtype"))
     known = dtype if isinstance(dtype, str) and not is_open(dtype) else "bfloat16"
     wide = whole and (words.get("float32_mixed_precision") is True or known == "float16")
@@ -132,15 +134,28 @@ def unsloth_checkpointing(said: Given, word: Any) -> dict[str, Any]:
     return {**known, "patched_before": True} if word == PATCHED and said.setting("activation_offloading") is None else known
 
 
-def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
+AT_LEAST, SHORT_ON_GPU = 512, (2026, 2)
+"""Tokens below which layer inputs stay on the GPU, and the version since which they do.  [models/_utils.py:
+apply_unsloth_gradient_checkpointing]"""
+
+
+def unsloth_length(script: Script, data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
     """The length of unsloth, which cuts at the max_seq_length of the model, or of its arguments where that is less, whatever
-    max_length they say.  [unsloth, models/rl.py]"""
+    max_length they say; pairs are cut by TRL, and no longer than the model takes.  [unsloth, models/rl.py: max_length_check]"""
     said, own = data.get("max_length"), data.get("max_seq_length")
     if not isinstance(loaded, int):
         return {"max_seq_length": None} if own == said else {}
+    kept: dict[str, Any] = {"max_seq_length": None}
+    if loaded < AT_LEAST and data.get("activation_offloading") is True and newer(script.path, "unsloth", SHORT_ON_GPU) is not False:
+        kept["activation_offloading"] = False
+    if "beta" in data:
+        words = [one.arg for call in script.calls("DPOConfig", "DPOTrainer") for one in call.keywords]
+        cut = said if "max_length" in words or None in words else 1024
+        notes += [] if cut is said else ["no max_length is said: pairs are cut at 1024 tokens, as TRL does since 0.14"]
+        return {**kept, **({"max_length": min(cut or loaded, loaded)} if isinstance(cut, int | None) else {})}
     if isinstance(said, int) and said != loaded:
         notes.append(f"unsloth cuts at the max_seq_length of its model, {loaded}, and not at max_length {said}")
-    return {"max_seq_length": None, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
+    return {**kept, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
 
 
 PARTS = {
