@@ -210,3 +210,19 @@ def test_layer_inputs_of_short_sequences_stay_on_the_gpu(tmp_path: Path) -> None
     assert found(tmp_path, short, "own.py").fields["offload_activations"] == 0
     written(tmp_path, "unsloth==2025.9.6\n", "requirements.txt")
     assert found(tmp_path, short, "own.py").fields["offload_activations"] > 0
+
+
+def test_a_program_of_unsloth_by_a_name_of_trl(tmp_path: Path) -> None:
+    """With options of its own; and unsloth's command line where it lies beside."""
+    program = LEAN.replace("r=16", "r=args.rank").replace('out")', 'out", per_device_train_batch_size=args.batch)')
+    options = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--rank', type=int, default=8)\n"
+    options += "p.add_argument('--batch', type=int, default=2)\nargs = p.parse_args()\n"
+    for name in ("train_sft.py", "unsloth-cli.py"):
+        written(tmp_path, options + program, name)
+        reading = found(tmp_path, f"python {name} --batch 8 --rank 32\n", "run.sh", None)
+        assert (reading.trainer, reading.lora_rank, reading.fields["micro_batch_size"], reading.questions) == ("unsloth", 32, 8, ())
+
+
+def test_the_optimizer_of_the_alignment_handbook(tmp_path: Path) -> None:
+    words = DPO + "dataset_mixer: {rows: 1.0}\n"
+    assert says(found(tmp_path, words), "RMSprop") and not says(found(tmp_path, words + "optim: adamw_torch\n"), "RMSprop")

@@ -91,6 +91,7 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     if objective == "dpo" and adapters and given.flag("force_use_ref_model"):
         found.append("the whole reference model of force_use_ref_model is not priced beside adapters: memory comes out too low")
     pairs = objective == "dpo"
+    found += [HANDBOOK] * (pairs and bool(given.data.get("dataset_mixer")) and given.get("optim") is None)
     if pairs and not adapters and precision in ("bf16", "fp16") and not half:
         found.append(WIDE)
     if pairs and given.flag("use_liger_kernel") and not given.flag("use_liger_loss"):
@@ -108,6 +109,11 @@ CLONED = (
     "adapters, which is not priced: --set lora_modules_to_save=lm_head prices it"
 )
 """[trl/trainer/sft_trainer.py: added_tokens, since 0.20]"""
+HANDBOOK = (
+    "the alignment-handbook until 0.3 takes RMSprop for DPO where no optim is said, with one state where Adam, which is priced, has "
+    "two: memory comes out too high by 4 bytes for each trained weight"
+)
+"""[src/alignment/configs.py: DPOConfig]"""
 WIDE = (
     "the reference model lies in fp32, as weights that are trained do, and is priced in 16 bits: memory comes out too low by 2 "
     "bytes for each of its weights"

@@ -15,6 +15,7 @@ from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.started import is_of_unsloth, of_program
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
@@ -58,12 +59,15 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
+    if found.program != "trl" and (own := of_program(path, found, settings, script, said)) is not None:
+        return own
     published = of_published(settings, path, script, said)
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
     settings.data = dict(settings.data)
     split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
-    alone = 1 if published is HABITS["unsloth"] else None
-    habits, gpus = published or HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus or alone
+    lean = HABITS["unsloth"] if is_of_unsloth(program_file(path, script)) else published
+    gpus = said.num_gpus or found.num_gpus or (1 if published is HABITS["unsloth"] else None)
+    habits = lean or HABITS[trainer_kind(path, script)]
     return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
 
 
