@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 from import_files import asked_for, written
 
+from planner.cost.state_dtypes import stored_as
 from planner.errors import PlannerError
+from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.workload import Workload
 
 SFT = """model_name_or_path: Qwen/Qwen2.5-7B
 dtype: bfloat16
@@ -226,3 +229,15 @@ def test_a_program_of_unsloth_by_a_name_of_trl(tmp_path: Path) -> None:
 def test_the_optimizer_of_the_alignment_handbook(tmp_path: Path) -> None:
     words = DPO + "dataset_mixer: {rows: 1.0}\n"
     assert says(found(tmp_path, words), "RMSprop") and not says(found(tmp_path, words + "optim: adamw_torch\n"), "RMSprop")
+
+
+def test_the_scores_of_unsloth(tmp_path: Path) -> None:
+    """All of them for pairs, whose loss it does not fuse; for labels pieces as large as free memory allows."""
+    labels = found(tmp_path, LEAN, "own.py")
+    assert says(labels, "pieces of the scores that fill half of the free memory")
+    assert not says(found(tmp_path, PAIRS, "own.py"), "pieces of the scores")
+    trainer = load_trainer("unsloth")
+    pairs = stored_as(Workload(sequence_length=1024, global_batch_size=8, objective="dpo"), trainer)
+    assert (pairs.stored.loss, pairs.stored.logit_bytes) == ("full", 8.0)
+    fused = load_trainer("trl+loss=fused_linear")
+    assert stored_as(Workload(sequence_length=1024, global_batch_size=8, objective="dpo"), fused).stored.loss == "fused_linear"

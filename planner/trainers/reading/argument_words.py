@@ -110,8 +110,8 @@ CLONED = (
 )
 """[trl/trainer/sft_trainer.py: added_tokens, since 0.20]"""
 HANDBOOK = (
-    "the alignment-handbook until 0.3 takes RMSprop for DPO where no optim is said, with one state where Adam, which is priced, has "
-    "two: memory comes out too high by 4 bytes for each trained weight"
+    "the alignment-handbook until 0.3 takes RMSprop for DPO where no optim is said, with one state where Adam, which is priced, "
+    "has two: memory comes out too high by 4 bytes for each trained weight"
 )
 """[src/alignment/configs.py: DPOConfig]"""
 WIDE = (

@@ -189,7 +189,8 @@ def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[di
     wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer)
     wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
-    return wanted, (*lean, *eager, *halves)
+    pieces = kernels.of_free_memory(job.given, model, job.tokens) if trainer == "unsloth" and job.objective == "lm" else ()
+    return wanted, (*lean, *eager, *halves, *pieces)
 
 
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:

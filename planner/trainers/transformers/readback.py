@@ -10,10 +10,10 @@ from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
+from planner.trainers.reading.own_programs import is_of_unsloth, of_program
 from planner.trainers.reading.programs import program_file, require_loop, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
-from planner.trainers.reading.started import is_of_unsloth, of_program
 from planner.trainers.reading.training_arguments import (
     BATCHES,
     HABITS,

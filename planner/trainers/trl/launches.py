@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.trainers.reading.accelerate_file import accelerate, of_accelerate
-from planner.trainers.reading.commands import SHARDS
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import beside
@@ -27,10 +26,9 @@ def of_options(path: Path, data: dict[str, Any], said: Given) -> Sharding | None
     [trl/cli/accelerate_config.py]"""
     counts = {name: [str(data.pop(name))] for name in COUNTS if data.get(name) is not None and not is_open(str(data[name]))}
     if (name := data.pop("accelerate_config", None)) is None:
-        shards = any(one in data for one in (*SHARDS, "accelerate"))
         several = counts.get("num_processes", ["1"]) != ["1"]
         plain = {"distributed_type": "MULTI_GPU" if several else "NO", "mixed_precision": None}
-        return of_accelerate(path, overlaid(plain, counts), said) if counts and not shards else None
+        return of_accelerate(path, overlaid(plain, counts), said) if counts and "accelerate" not in data else None
     if "accelerate" in data:  # the user says another one
         return None
     if (file := beside(path, str(name))) is not None:

@@ -13,9 +13,9 @@ from planner.trainers.reading.given import Given, OtherStepError
 from planner.trainers.reading.guides import guide, over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
+from planner.trainers.reading.own_programs import is_of_unsloth, of_program
 from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.started import is_of_unsloth, of_program
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
