@@ -7,6 +7,7 @@ from import_files import asked_for, written
 
 from planner.cost.state_dtypes import stored_as
 from planner.errors import PlannerError
+from planner.model import load_model
 from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
@@ -146,14 +147,10 @@ def test_a_program_of_trl_by_any_name(tmp_path: Path, trl: str, precision: str, 
     assert (reading.trainer, reading.precision, reading.fields["recompute"] > 0) == ("trl+loss=kept", precision, recompute)
 
 
-def test_programs_that_are_published(tmp_path: Path) -> None:
+def test_the_program_of_trl_before_it_took_arguments_of_transformers(tmp_path: Path) -> None:
     words = "--model_name meta-llama/Llama-2-7b-hf --load_in_4bit --use_peft --batch_size 4"
     old = found(tmp_path, f"python examples/scripts/sft.py {words}\n", "old.sh")
     assert (old.lora_rank, old.sequence_length, old.fields["num_microbatches"], old.questions) == (64, 512, 16, ())
-    words = "--model_name unsloth/llama-3-8b-bnb-4bit --max_seq_length 4096 --r 32"
-    lean = found(tmp_path, f"python unsloth-cli.py {words}\n", "lean.sh", None)
-    assert (lean.lora_rank, lean.sequence_length, lean.frozen_weights, lean.optimizer) == (32, 4096, "bf16", "adam_8bit")
-    assert (lean.fields["micro_batch_size"], lean.fields["num_microbatches"], lean.fields["dp"]) == (2, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +213,7 @@ def test_layer_inputs_of_short_sequences_stay_on_the_gpu(tmp_path: Path) -> None
 
 
 def test_a_program_of_unsloth_by_a_name_of_trl(tmp_path: Path) -> None:
-    """With options of its own; and unsloth's command line where it lies beside."""
+    """With options of its own, and where it has another name."""
     program = LEAN.replace("r=16", "r=args.rank").replace('out")', 'out", per_device_train_batch_size=args.batch)')
     options = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--rank', type=int, default=8)\n"
     options += "p.add_argument('--batch', type=int, default=2)\nargs = p.parse_args()\n"
@@ -224,6 +221,11 @@ def test_a_program_of_unsloth_by_a_name_of_trl(tmp_path: Path) -> None:
         written(tmp_path, options + program, name)
         reading = found(tmp_path, f"python {name} --batch 8 --rank 32\n", "run.sh", None)
         assert (reading.trainer, reading.lora_rank, reading.fields["micro_batch_size"], reading.questions) == ("unsloth", 32, 8, ())
+
+
+def test_the_command_line_of_unsloth_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=r"unsloth-cli\.py is not there"):
+        found(tmp_path, "python unsloth-cli.py --model_name rows --per_device_train_batch_size 4 --max_seq_length 2048\n", "run.sh")
 
 
 def test_the_optimizer_of_the_alignment_handbook(tmp_path: Path) -> None:
@@ -237,7 +239,8 @@ def test_the_scores_of_unsloth(tmp_path: Path) -> None:
     assert says(labels, "pieces of the scores that fill half of the free memory")
     assert not says(found(tmp_path, PAIRS, "own.py"), "pieces of the scores")
     trainer = load_trainer("unsloth")
-    pairs = stored_as(Workload(sequence_length=1024, global_batch_size=8, objective="dpo"), trainer)
+    job = Workload(model=load_model("llama-3.2-1b"), sequence_length=1024, global_batch_size=8, objective="dpo")
+    pairs = stored_as(job, trainer)
     assert (pairs.stored.loss, pairs.stored.logit_bytes) == ("full", 8.0)
     fused = load_trainer("trl+loss=fused_linear")
-    assert stored_as(Workload(sequence_length=1024, global_batch_size=8, objective="dpo"), fused).stored.loss == "fused_linear"
+    assert stored_as(job, fused).stored.loss == "fused_linear"

@@ -109,10 +109,7 @@ CLONED = (
     "adapters, which is not priced: --set lora_modules_to_save=lm_head prices it"
 )
 """[trl/trainer/sft_trainer.py: added_tokens, since 0.20]"""
-HANDBOOK = (
-    "the alignment-handbook until 0.3 takes RMSprop for DPO where no optim is said, with one state where Adam, which is priced, "
-    "has two: memory comes out too high by 4 bytes for each trained weight"
-)
+HANDBOOK = "the alignment-handbook until 0.3 takes RMSprop for DPO without optim: 4 bytes a trained weight less than Adam, as priced"
 """[src/alignment/configs.py: DPOConfig]"""
 WIDE = (
     "the reference model lies in fp32, as weights that are trained do, and is priced in 16 bits: memory comes out too low by 2 "

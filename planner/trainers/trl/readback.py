@@ -20,10 +20,9 @@ from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
-from planner.trainers.trl.launches import of_options
-from planner.trainers.trl.published import of_published
+from planner.trainers.trl.launches import of_old_program, of_options
 
-PROGRAM = r"(?:\S*/)?(?:(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?|unsloth-cli)\.py|trl|trl\.scripts\.(?:sft|dpo)"
+PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
 TRAINS = re.compile(
     r"learning_rate|lr|warmup\w*|num_train_epochs|max_steps|output_dir|dataset(_name|_mixer|_mixture)?|(per_device_|per_gpu_|micro_|train_)\w*|gradient_\w+"
@@ -61,13 +60,12 @@ def read(path: Path, said: Given) -> Reading:
     settings = with_files(path, found, said)
     if found.program != "trl" and (own := of_program(path, found, settings, script, said)) is not None:
         return own
-    published = of_published(settings, path, script, said)
+    old = of_old_program(settings, script)
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
     settings.data = dict(settings.data)
     split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
-    lean = HABITS["unsloth"] if is_of_unsloth(program_file(path, script)) else published
-    gpus = said.num_gpus or found.num_gpus or (1 if published is HABITS["unsloth"] else None)
-    habits = lean or HABITS[trainer_kind(path, script)]
+    kind = "unsloth" if is_of_unsloth(program_file(path, script)) else trainer_kind(path, script)
+    habits, gpus = old or HABITS[kind], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
 
 
