@@ -109,7 +109,7 @@ CLONED = (
     "adapters, which is not priced: --set lora_modules_to_save=lm_head prices it"
 )
 """[trl/trainer/sft_trainer.py: added_tokens, since 0.20]"""
-HANDBOOK = "the alignment-handbook until 0.3 takes RMSprop for DPO without optim: 4 bytes a trained weight less than Adam, as priced"
+HANDBOOK = "the alignment-handbook until 0.3 takes RMSprop for DPO without optim: 4 bytes a weight less than Adam, which is priced"
 """[src/alignment/configs.py: DPOConfig]"""
 WIDE = (
     "the reference model lies in fp32, as weights that are trained do, and is priced in 16 bits: memory comes out too low by 2 "

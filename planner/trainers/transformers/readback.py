@@ -46,7 +46,7 @@ def read(path: Path, said: Given) -> Reading:
     program = program_file(path, found.program)
     lean = is_of_unsloth(program)
     if program is None and found.program.endswith("unsloth-cli.py"):
-        raise PlannerError(f"{path}: {found.program[:200]} is not there, whose defaults are unsloth's own; import it with the program")
+        raise PlannerError(f"{path}: {found.program[:200]} is not there, whose defaults are its own; import it with the program")
     take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
     if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)

@@ -1,5 +1,5 @@
-"""How ``trl sft`` and ``trl dpo`` start processes since TRL 0.18: options of accelerate launch among those of the training. And what
-TRL's program took before it had those of transformers."""
+"""How ``trl sft`` and ``trl dpo`` start processes since TRL 0.18, by options of accelerate launch among those of the training; and
+what TRL's program took before it had those of transformers."""
 
 from pathlib import Path
 from typing import Any
