@@ -120,6 +120,19 @@ def test_the_loss_in_pieces_over_deepspeed(tmp_path: Path) -> None:
     assert not says(found(tmp_path, sharded, gpus=8, trl="0.24.0"), "scores")
 
 
+@pytest.mark.parametrize(("trl", "loss", "noted"), [("", "kept", True), ("0.24.0", "kept", False), ("1.8.0", "chunked", False)])
+def test_the_loss_under_arguments_of_transformers(tmp_path: Path, trl: str, loss: str, noted: bool) -> None:
+    program = """
+from transformers import AutoModelForCausalLM, TrainingArguments
+from trl import SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-1.5B", torch_dtype="bfloat16")
+SFTTrainer(model=model, args=TrainingArguments("out", bf16=True), train_dataset=rows).train()
+"""
+    reading = found(tmp_path, program, "tune.py", trl=trl)
+    assert load_trainer(reading.trainer).stored.loss == loss
+    assert says(reading, "all scores are kept, as in TRL before 1.7") is noted
+
+
 def test_bits_that_the_trainer_is_given(tmp_path: Path) -> None:
     reading = found(tmp_path, """
 from peft import LoraConfig
@@ -181,6 +194,9 @@ def test_keywords_of_unsloth_that_change_what_is_trained(tmp_path: Path) -> None
     for word in ("finetune_last_n_layers=4", "finetune_language_layers=False"):
         with pytest.raises(PlannerError, match=word.partition("=")[0]):
             found(tmp_path, LEAN.replace("r=16", f"r=16, {word}"), "own.py")
+    for word in ("num_labels=2", "auto_model=AutoModelForSequenceClassification"):
+        with pytest.raises(PlannerError, match="to classify"):
+            found(tmp_path, LEAN.replace("1024", f"1024, {word}"), "own.py")
     images = LEAN.replace("FastLanguageModel", "FastVisionModel")
     assert says(found(tmp_path, images, "own.py"), "adapters on the image encoder")
     assert not says(found(tmp_path, images.replace("r=16", "r=16, finetune_vision_layers=False"), "own.py"), "image encoder")

@@ -183,15 +183,17 @@ def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, .
     if fuses(given, objective):
         return "fused_linear", ()
     named = str(given.get("loss_type", "")).lower()
-    if objective == "dpo" or old or named in ("nll", "dft"):
+    new = newer(given.path, "trl", CHUNKS)
+    if objective == "dpo" or named in ("nll", "dft") or (old and (new is False or "max_seq_length" in given.data)):
         return "kept", ()
     if named == "chunked_nll":
         return "chunked", ()
-    new = newer(given.path, "trl", CHUNKS)
+    if old and new is None:  # arguments of transformers, which any version takes
+        return "kept", (KEPT,)
     return ("kept" if new is False else "chunked"), ((BY_VERSION,) if new is None else ())
 
 
-DPO_LENGTH = (0, 16)
+DPO_LENGTH = (0, 14)
 """Version of TRL since which DPO cuts at 1024 by itself.  [trl/trainer/dpo_config.py]"""
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.loading import loading
 from planner.trainers.reading.python import Script
@@ -75,6 +76,8 @@ UPLOADS = re.compile(r"(?i)(-unsloth)?-bnb-4bit$")
 def loading_of(script: Script, words: Mapping[str, Any], model: Any, notes: list[str]) -> dict[str, Any]:
     """Arguments of a model that unsloth loads: its switches, the configuration of bitsandbytes that goes before them, and the
     upload that it takes in the place of the one that is named.  [unsloth, models/loader.py, loader_utils.py: get_model_name]"""
+    if words.get("num_labels") is not None or "Classification" in str(words.get("auto_model")):
+        raise PlannerError(f"{script.path}: it loads its model to classify (num_labels), and language models are modelled")
     found = {name: words[name] for name in SWITCHES if words.get(name)}
     whole, name = words.get("full_finetuning") is True, str(model)
     eight = words.get("load_in_8bit", False)
