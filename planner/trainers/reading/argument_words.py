@@ -23,6 +23,10 @@ SAYS = {
     "offload_embedding": "the embedding in host memory (offload_embedding) is priced on the GPU: memory comes out too high",
     "goes_on_or_new": "it goes on with adapters of a folder where these are there, else with new ones, which are priced; "
     "--set lora_r=N says the rank of those of the folder",
+    "fast_inference": "the engine of vLLM that fast_inference starts beside the training takes the share of the GPU that "
+    "gpu_memory_utilization says, half by itself: not priced, memory comes out too low",
+    "unsloth_tiled_mlp": "an MLP in pieces (unsloth_tiled_mlp) is priced whole: what a layer needs at once comes out too high",
+    "finetune_vision_layers": "adapters on the image encoder and what it keeps for its backward pass are not priced",
     "use_logits_to_keep": "scores of prompts, which use_logits_to_keep leaves out, are priced: memory comes out too high where "
     "these are long",
     "patched_before": "layer inputs are priced on the GPU, where unsloth keeps them since 2026.2; before, its from_pretrained has "
@@ -51,8 +55,6 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
         found["gradient_checkpointing"] = newest
     if (older := found.pop("per_gpu_train_batch_size", None)) is not None:  # goes before the other, until transformers 5
         found["per_device_train_batch_size"] = older
-    if _on(found.pop("use_liger_loss", None)):
-        found["use_liger_kernel"] = True
     inner = found.get("accelerator_config")
     steps = inner.get("gradient_accumulation_kwargs") if isinstance(inner, dict) else None
     if isinstance(steps, dict) and steps.get("num_steps") and found.get("gradient_accumulation_steps") in (None, 1):
@@ -74,8 +76,8 @@ def prepared(given: Settings, sharding: Sharding, old: bool) -> bool:
 IN_HALF = "frozen layers compute in {} (bnb_4bit_compute_dtype) and are priced in fp32 as all else: the step comes out too long"
 
 
-def notes_of(given: Settings, objective: str, adapters: bool, precision: str) -> tuple[str, ...]:
-    """Notes about arguments that no plan holds."""
+def notes_of(given: Settings, objective: str, adapters: bool, precision: str, half: bool) -> tuple[str, ...]:
+    """Notes about arguments that no plan holds; ``half``: weights are loaded, or held by an engine, in 16 bits."""
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
     found += other_attention(given.get("attn_implementation"))
@@ -88,9 +90,47 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str) ->
         found.append(UNWRAPPED)
     if objective == "dpo" and adapters and given.flag("force_use_ref_model"):
         found.append("the whole reference model of force_use_ref_model is not priced beside adapters: memory comes out too low")
-    if given.get("goes_on") and objective == "dpo" and newer(given.path, "trl", REFERENCE_COPY) is not False:
+    pairs = objective == "dpo"
+    found += [HANDBOOK] * (pairs and bool(given.data.get("dataset_mixer")) and given.get("optim") is None)
+    if pairs and not adapters and precision in ("bf16", "fp16") and not half:
+        found.append(WIDE)
+    if pairs and given.flag("use_liger_kernel") and not given.flag("use_liger_loss"):
+        found += [IN_PAIRS] * (newer(given.path, "trl", LIGER_PAIRS) is None)
+    template = str(given.get("chat_template_path") or "x.jinja")
+    if adapters and not template.endswith((".jinja", ".j2")) and "lm_head" not in str(given.get("lora_modules_to_save")):
+        found.append(CLONED)
+    if given.get("goes_on") and pairs and newer(given.path, "trl", REFERENCE_COPY) is not False:
         found.append(COPIED)
     return tuple(found)
+
+
+CLONED = (
+    "where the tokenizer of chat_template_path has tokens that the model's has not, TRL trains the head as a whole beside "
+    "adapters, which is not priced: --set lora_modules_to_save=lm_head prices it"
+)
+"""[trl/trainer/sft_trainer.py: added_tokens, since 0.20]"""
+HANDBOOK = "the alignment-handbook until 0.3 takes RMSprop for DPO without optim: 4 bytes a weight less than Adam, which is priced"
+"""[src/alignment/configs.py: DPOConfig]"""
+WIDE = (
+    "the reference model lies in fp32, as weights that are trained do, and is priced in 16 bits: memory comes out too low by 2 "
+    "bytes for each of its weights"
+)
+"""[trl/scripts/dpo.py: torch_dtype; trl/trainer/dpo_trainer.py: create_reference_model]"""
+BEFORE = (0, 29)
+"""Version of TRL since which DPOTrainer makes a reference model beside log probabilities that are there before."""
+PAIRS_ALONE = "pairs are read as two sequences each: the reference model is not in memory, its log probabilities are there before"
+PASSED_BEFORE = "the reference model's pass, done before the training, is priced in every step too: the step comes out too long"
+IN_MEMORY = "TRL before 0.29 holds no such model then, where the program hands none over: memory comes out too high by its weights"
+
+
+def of_pairs(given: Settings, adapters: bool) -> tuple[bool, tuple[str, ...]]:
+    """(Whether pairs of DPO are as two sequences of a language model, with no other model in memory; notes)."""
+    if given.flag("without_reference"):
+        return True, (PAIRS_ALONE,)
+    if not given.flag("precompute_ref_log_probs"):
+        return False, ()
+    holds = adapters or not given.built or newer(given.path, "trl", BEFORE) is True  # scripts of TRL hand it over
+    return False, (PASSED_BEFORE, *(() if holds else (IN_MEMORY,)))
 
 
 REFERENCE_COPY = (0, 29)
@@ -107,26 +147,53 @@ BY_VERSION = (
 )
 
 
+KEPT = (
+    "all scores are kept, as in TRL before 1.7; since then its loss is taken in pieces, and memory comes out too high: "
+    "--set loss_type=chunked_nll prices that"
+)
+HEAD = "over DeepSpeed the fp32 copy of the head that TRL's loss in pieces multiplies by is not priced: 6 bytes a weight of it"
+
+
 def loss_of(given: Settings, objective: str, old: bool, usual: str) -> tuple[str, tuple[str, ...]]:
     """(option loss of TRL's trainers, '' = what is ``usual``, notes): all scores at once in DPO, in older versions, and where
     loss_type says so."""
     found, notes = _loss(given, objective, old)
-    return "" if found == usual or (notes and usual != "chunked") else found, notes if usual == "chunked" else ()
+    if usual == "chunked":
+        return "" if found == usual else found, notes
+    found = usual if notes else found
+    return "" if found == usual else found, (KEPT,) if notes else (HEAD,) if found == "chunked" else ()
+
+
+LIGER_PAIRS = (0, 25)
+"""Version of TRL whose DPOTrainer takes Liger's loss by use_liger_kernel; since 0.19 it does so by use_liger_loss.
+[trl/trainer/dpo_trainer.py: LigerFusedLinearDPOLoss]"""
+IN_PAIRS = (
+    "use_liger_kernel fuses the loss of DPO since TRL 0.25; before, all scores are kept and memory comes out too low: "
+    "--set use_liger_kernel=false prices that"
+)
+
+
+def fuses(given: Settings, objective: str) -> bool:
+    """Whether Liger's loss is the one of the trainer."""
+    said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
+    return any(said) and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
 
 
 def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, ...]]:
-    if given.flag("use_liger_kernel") or given.flag("use_liger"):
+    if fuses(given, objective):
         return "fused_linear", ()
     named = str(given.get("loss_type", "")).lower()
-    if objective == "dpo" or old or named in ("nll", "dft"):
+    new = newer(given.path, "trl", CHUNKS)
+    if objective == "dpo" or named in ("nll", "dft") or (old and (new is False or "max_seq_length" in given.data)):
         return "kept", ()
     if named == "chunked_nll":
         return "chunked", ()
-    new = newer(given.path, "trl", CHUNKS)
+    if old and new is None:  # arguments of transformers, which any version takes
+        return "kept", (KEPT,)
     return ("kept" if new is False else "chunked"), ((BY_VERSION,) if new is None else ())
 
 
-DPO_LENGTH = (0, 16)
+DPO_LENGTH = (0, 14)
 """Version of TRL since which DPO cuts at 1024 by itself.  [trl/trainer/dpo_config.py]"""
 
 

@@ -191,7 +191,8 @@ def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[di
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
     kept = not job.recompute and job.sharding.fields.get("recompute") != Recompute.FULL and wanted.get("compile") != "on"
     layers = kernels.of_layers(job.given, model, job.tokens / job.sharding.fields.get("cp", 1)) if kept else ()
-    return wanted, (*lean, *eager, *halves, *layers)
+    pieces = kernels.of_free_memory(job.given, model, job.tokens) if trainer == "unsloth" and job.objective == "lm" else ()
+    return wanted, (*lean, *eager, *halves, *layers, *pieces)
 
 
 def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -118,6 +118,21 @@ def softcapped(model: ModelSpec | None, batch: int, length: int | None, again: b
     return {"attention_kernel": "unfused"}, (f"{text}: up to {more:.1f} GiB of them on top of the plan" if more else text,)
 
 
+PIECES = (2025, 9)
+"""Version of unsloth since which its loss is taken so."""
+
+
+def of_free_memory(given: Settings, known: ModelSpec | None, tokens: int) -> tuple[str, ...]:
+    """Note about unsloth's loss, whose pieces of the scores in fp32 are as large as free memory allows; ``tokens`` of a forward
+    pass.  [unsloth_zoo/fused_losses/cross_entropy_loss.py: _get_chunk_multiplier]"""
+    spec = spec_of(given, known)
+    more = min(4.0 * tokens * (spec.vocab_size - spec.hidden_size) / GIB, 4.0) if spec is not None else 0.0
+    if more < 0.3 or newer(given.path, "unsloth", PIECES) is False:
+        return ()
+    what = "unsloth's loss takes pieces of the scores that fill half of the free memory, up to 4 GiB, and small ones are priced"
+    return (f"{what}: the peak comes out too low by up to {more:.1f} GiB where so much is free",)
+
+
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
     rows: Mapping[str, Mapping[str, str]] = table()["attention"]

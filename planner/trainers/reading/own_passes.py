@@ -30,7 +30,7 @@ def of_a_fork(script: Script, said: Given, libraries: Sequence[str], known: Sequ
     """What is asked of a script that makes a trainer of a library that none of its releases has: a fork of it does."""
     taken = [one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom) and not one.level]
     names = [one.name for node in taken if (node.module or "").partition(".")[0] in libraries for one in node.names]
-    own = (one for one in names if one.endswith("Trainer") and one not in known and script.calls(one))
+    own = (one for one in names if re.search(r"^(?!Patch).*Trainer$", one) and one not in known and script.calls(one))
     if (name := next(own, None)) is None or said.setting(name) is not None:
         return None
     about = "a trainer of its fork, whose step is not known here; false imports it as that of the library by its configuration"

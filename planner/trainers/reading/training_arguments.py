@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
-from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, prepared, spelled
+from planner.trainers.reading.argument_words import fuses, length_of, loss_of, notes_of, of_pairs, prepared, spelled
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     LIKE_IT,
@@ -42,6 +42,8 @@ class Habits:
     recompute: bool
     length: int | None
     """None = asked for."""
+    own: bool = False
+    """A program of somebody's own, which loads and adapts its model as it likes."""
 
 
 TRL_CHECKPOINTS = (0, 20)
@@ -50,8 +52,6 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
-PAIRS_ALONE = "pairs are read as two sequences each: the reference model is not in memory, its log probabilities are there before"
-PASSED_BEFORE = "the reference model's pass, done before the training, is priced in every step too: the step comes out too long"
 OWN_OPTIMIZER = re.compile(r"(?:own_|my_)?optim(?:izer)?(?:_?(?:type|name|class))?|opt_type")
 """What programs call the optimizer that they make themselves, whatever optim of transformers says."""
 QUANTISED = ("q_lora", "use_qlora", "qlora", "enable_qlora")
@@ -92,7 +92,7 @@ PAIRS = (
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 """With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
-TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
+TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None, own=True)
 """[transformers/training_args.py]"""
 HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
 """By what a program is."""
@@ -122,19 +122,16 @@ def parse(
     own_loop = given.usual.get("shards_itself") is True
     found, asked = said_or_asked(given, sharding, launched=(bool(script) and not own_loop) or num_gpus == 1)
     micro, pieces = _micro(given)
-    if objective == "dpo" and given.flag("without_reference"):  # both sequences of a pair in one pass, and no other model
-        objective, micro, notes = "lm", 2 * micro, (*notes, PAIRS_ALONE)
-    elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
-        notes = (*notes, PASSED_BEFORE)
+    alone, paired = of_pairs(given, adapters) if objective == "dpo" else (False, ())  # both sequences of a pair in one pass
     step = given.number(OF_A_STEP) if says_both(given) else None
     precision = _precision(given, habits, half and not (bits and prepared(given, found, habits is OLD_TRL)), found)
     engine = casts_all(found, precision)
     usual = "kept" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
-    options = {**_options(given), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
+    options = {**_options(given, objective), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
-        micro_batch_size=micro, batch=step,
+        micro_batch_size=2 * micro if alone else micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
         sequence_length=length_of(given, objective, _length(given), habits.length),
         precision=precision, half_weights=half, recompute=recompute, offload_activations=given.flag("activation_offloading"),
@@ -143,20 +140,20 @@ def parse(
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half or engine else "fp32",
-        objective=objective, sharding=found, num_gpus=num_gpus, options=options, quiet=QUIET,
+        objective="lm" if alone else objective, sharding=found, num_gpus=num_gpus, options=options, quiet=QUIET,
         questions=(
             *asked, *given.late, *dated, *_own_precision(given),
             *(one for one in _about_adapters(given, script, adapters, habits) if not (engine and one.name == "torch_dtype")),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
         ),
-        notes=(*notes, *noted, *notes_of(given, objective, adapters, precision)),
+        notes=(*notes, *paired, *noted, *notes_of(given, objective, adapters, precision, half or found.kind == "deepspeed")),
     ))  # fmt: skip
 
 
 def _dated(given: Settings, habits: Habits, sharding: Sharding | None) -> tuple[Habits, tuple[Question, ...]]:
     """(Habits of the version of TRL that the project pins, what is asked where it pins none): SFTConfig and DPOConfig checkpoint
     and compute in bf16 by themselves since 0.20.  [trl/trainer/base_config.py, release notes of 0.20]"""
-    if habits is not TRL:
+    if dataclasses.replace(habits, own=False) != TRL:
         return habits, ()
     checkpoints = any(given.get(one) is not None for one in ("gradient_checkpointing", "use_gradient_checkpointing"))
     unsaid = [] if checkpoints else ["gradient_checkpointing"]
@@ -281,8 +278,8 @@ def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits
     own = any(given.data.get(one) is not None for one in OWN_WORDS) and given.data.get("use_peft") is None
     if adapters:
         elsewhere = _adapters_elsewhere(given)
-        asked = _own_adapters(given, script) if own or elsewhere or habits is TRANSFORMERS else ()
-        return asked if habits not in (TRL, OLD_TRL) or _says_adapters(given) else (UNSAID, *asked)
+        asked = _own_adapters(given, script) if own or elsewhere or habits.own else ()
+        return asked if habits.own or habits.trainer != "trl" or _says_adapters(given) else (UNSAID, *asked)
     return _own_switch(given, script)
 
 
@@ -387,13 +384,14 @@ def _dtype(given: Settings) -> str:
     return str(named or own or "float32").lower().removeprefix("torch.")
 
 
-def _options(given: Settings) -> dict[str, str]:
-    """Options of the trainer that the file sets."""
-    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
+def _options(given: Settings, objective: str) -> dict[str, str]:
+    """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
+    drops = given.above_zero("lora_dropout", 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
+    options = {"adapter_dropout": "on"} if drops else {}
     kernel = str(given.get("attn_implementation", "")).lower()
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
-    if given.flag("use_liger_kernel") or given.flag("use_liger"):
+    if fuses(given, objective):
         options["loss"] = "fused_linear"
     if given.flag("torch_compile"):
         options["compile"] = "on"

@@ -61,6 +61,7 @@ DECIDING = ("rank_pattern", "target_parameters", "exclude_modules", "trainable_t
 """Keywords of LoraConfig that change what is trained or stored.  [peft, tuners/lora/config.py]"""
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
+SOME_LAYERS = ("layers_to_transform", "finetune_last_n_layers")  # the second of unsloth's get_peft_model
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
 OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM|Seq2SeqLM)$")
 """Classes of models that are no decoders."""
@@ -116,7 +117,7 @@ def settings_of(
     if unsloth:
         data = {**unsloth_parts.replaced(script, kinds, not (configs or elsewhere) and "Trainer" not in kinds), **data}
         data |= unsloth_parts.without_experts(script, data, notes)
-        data |= unsloth_parts.unsloth_length(data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
+        data |= unsloth_parts.unsloth_length(script, data, model_arguments(script, loads, unsloth, [])["max_length"], notes)
     kind = "unsloth" if unsloth else _kind(kinds, data)
     settings = Settings(path, said.filled(data), said=said)
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
@@ -187,7 +188,7 @@ _OBJECTS = (
     "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
     "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
     "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name",
-    "logging_dir", "model_init_kwargs",
+    "logging_dir", "model_init_kwargs", "quantization_config",
 )  # fmt: skip
 """Keywords that are objects of the script, or that decide nothing."""
 
@@ -314,15 +315,8 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     if name is None and call.args:
         name = script.value(call.args[0])
     found: dict[str, Any] = {"model_name_or_path": name, **(unsloth_parts.unsloth_kernel(words, name) if unsloth else {})}
-    dtype = words.get("dtype", words.get("torch_dtype"))
     if unsloth:
-        eight = words.get("load_in_8bit", False)
-        four = words.get("load_in_4bit", not any(words.get(one) for one in ("load_in_16bit", "load_in_fp8")))
-        found |= {name: words[name] for name in ("load_in_fp8", "qat_scheme", "offload_embedding") if words.get(name)}
-        whole = words.get("full_finetuning") is True
-        found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
-        known = isinstance(dtype, str) and not is_open(dtype)
-        return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
+        return found | unsloth_parts.loading_of(script, words, name, notes)
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
     found |= loading(script, words, call) | turned(script, call)
@@ -336,11 +330,13 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
 def loaded_by_trainer(script: Script) -> dict[str, Any]:
     """Arguments of a model that a trainer of TRL loads by its name: model_init_kwargs, of the trainer, of its configuration, or
     put into that.  [trl/trainer/sft_trainer.py]"""
-    given = [one.value for call in script.calls(*CONFIGS, *TRAINERS) for one in call.keywords if one.arg == INITIAL]
+    keywords = [one for call in script.calls(*CONFIGS, *TRAINERS) for one in call.keywords]
+    given = [one.value for one in keywords if one.arg == INITIAL]
     put = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Attribute)]
     given += [one.value for one in put if last_name(one.targets[0]) == INITIAL]
-    words = script.value(given[-1]) if given else None
-    return loading(script, words) if isinstance(words, dict) else {}
+    words = script.value(given[-1]) if given else {}
+    bits = {one.arg: script.value(one.value) for one in keywords if one.arg == "quantization_config"}  # of TRL 1.8
+    return loading(script, {**words, **bits}) if isinstance(words, dict) and (words or bits) else {}
 
 
 INITIAL = "model_init_kwargs"
@@ -375,8 +371,11 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     words = {**script.keywords(calls[0]), **(script.set_on(calls[0]) if isinstance(script, Running) else {})}
     if words.get("use_dora"):
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
-    if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
-        raise not_priced(str(script.path), ["layers_to_transform"], ["layers_to_transform"])
+    some = [one for one in SOME_LAYERS if words.get(one) is not None and script.said.setting(one) is None]
+    if words.get("finetune_language_layers") is False:
+        raise PlannerError(f"{script.path}: finetune_language_layers=False adapts the image encoder alone, which is not priced")
+    if some:
+        raise not_priced(str(script.path), some, some)
     apart = held(script, calls[0])
     rank = words.get("r", gap(["lora_r"]) if apart else 16 if unsloth else 8)
     found: dict[str, Any] = {"use_peft": True, "lora_r": rank, "lora_dropout": words.get("lora_dropout", 0.0)}
@@ -385,9 +384,10 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         targets = "all-linear"
     if unsloth:
         targets = unsloth_parts.unsloth_targets(targets, words)
-        found |= {name: words[name] for name in ("qat_scheme",) if words.get(name)}
+        found |= unsloth_parts.beside_layers(script, words)
     found["lora_target_modules"] = targets or ("all-linear" if unsloth else ["q_proj", "v_proj"])  # of PEFT, mostly
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
+    whole = list(WHOLE) if unsloth and unsloth_parts.adds_tokens(script, calls[0]) else whole
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
     found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}

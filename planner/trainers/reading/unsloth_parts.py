@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.loading import loading
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.versions import newer
@@ -65,6 +67,53 @@ PATCHED = "patched before"
 """Such a True of which no version is known."""
 
 
+SWITCHES = ("load_in_fp8", "qat_scheme", "offload_embedding", "fast_inference", "unsloth_tiled_mlp")
+"""Keywords of from_pretrained that a note is about."""
+UPLOADS = re.compile(r"(?i)(-unsloth)?-bnb-4bit$")
+"""The end of a name of unsloth's own, behind which weights lie in 4 bits."""
+
+
+def loading_of(script: Script, words: Mapping[str, Any], model: Any, notes: list[str]) -> dict[str, Any]:
+    """Arguments of a model that unsloth loads: its switches, the configuration of bitsandbytes that goes before them, and the
+    upload that it takes in the place of the one that is named.  [unsloth, models/loader.py, loader_utils.py: get_model_name]"""
+    if words.get("num_labels") is not None or "Classification" in str(words.get("auto_model")):
+        raise PlannerError(f"{script.path}: it loads its model to classify (num_labels), and language models are modelled")
+    found = {name: words[name] for name in SWITCHES if words.get(name)}
+    whole, name = words.get("full_finetuning") is True, str(model)
+    eight = words.get("load_in_8bit", False)
+    four = words.get("load_in_4bit", not any(words.get(one) for one in ("load_in_16bit", "load_in_fp8")))
+    if words.get("quantization_config") is not None:
+        given = loading(script, {"quantization_config": words["quantization_config"]})
+        eight, four = given.get("load_in_8bit", eight), given.get("load_in_4bit", four)
+    if name.lower().endswith("-bf16") and name.count("/") == 1 and (four or eight) and not whole:
+        old = newer(script.path, "unsloth", (2025, 10)) is False
+        four, eight = (four, eight) if old else (False, False)
+        notes += [] if old else [f"{name} is loaded in 16 bits by its name, as unsloth does since 2025.10"]
+    found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
+    if (whole or four is False) and not eight and UPLOADS.search(name) and words.get("use_exact_model_name") is not True:
+        found["model_name_or_path"] = UPLOADS.sub("", name)
+        notes.append(f"unsloth loads {found['model_name_or_path']} in 16 bits in the place of {name}: load_in_4bit is false")
+    if words.get("device_map") in ("auto", "balanced", "balanced_low_0"):
+        notes.append(f"device_map {words['device_map']} spreads the layers over the GPUs that one process sees; priced on one GPU")
+    dtype = words.get("dtype", words.get("torch_dtype"))
+    known = dtype if isinstance(dtype, str) and not is_open(dtype) else "bfloat16"
+    wide = whole and (words.get("float32_mixed_precision") is True or known == "float16")
+    return {**found, "max_length": words.get("max_seq_length", 2048), "dtype": "float32" if wide else known}
+
+
+def beside_layers(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of get_peft_model that a note is about; models with images have adapters on the encoder by themselves."""
+    images = words.get("finetune_vision_layers", "FastVisionModel" in script.names_used())
+    found = {"qat_scheme": words.get("qat_scheme"), "finetune_vision_layers": images is not False}
+    return {name: value for name, value in found.items() if value}
+
+
+def adds_tokens(script: Script, made: ast.Call) -> bool:
+    """Whether tokens are added before adapters are made, which has unsloth train embedding and head as a whole.
+    [unsloth_zoo/tokenizer_utils.py: _need_to_train_embeddings]"""
+    return any(one.lineno < made.lineno for one in script.calls("add_new_tokens"))
+
+
 def unsloth_kernel(words: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """The slow kernel of attention where unsloth takes it: with models whose attention it has not written itself.
     [unsloth/models/llama.py, vision.py; unsloth_zoo/temporary_patches/gpt_oss.py]"""
@@ -88,15 +137,28 @@ def unsloth_checkpointing(said: Given, word: Any) -> dict[str, Any]:
     return {**known, "patched_before": True} if word == PATCHED and said.setting("activation_offloading") is None else known
 
 
-def unsloth_length(data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
+AT_LEAST, SHORT_ON_GPU = 512, (2026, 2)
+"""Tokens below which layer inputs stay on the GPU, and the version since which they do.  [models/_utils.py:
+apply_unsloth_gradient_checkpointing]"""
+
+
+def unsloth_length(script: Script, data: Mapping[str, Any], loaded: Any, notes: list[str]) -> dict[str, Any]:
     """The length of unsloth, which cuts at the max_seq_length of the model, or of its arguments where that is less, whatever
-    max_length they say.  [unsloth, models/rl.py]"""
+    max_length they say; pairs are cut by TRL, and no longer than the model takes.  [unsloth, models/rl.py: max_length_check]"""
     said, own = data.get("max_length"), data.get("max_seq_length")
     if not isinstance(loaded, int):
         return {"max_seq_length": None} if own == said else {}
+    kept: dict[str, Any] = {"max_seq_length": None}
+    if loaded < AT_LEAST and data.get("activation_offloading") is True and newer(script.path, "unsloth", SHORT_ON_GPU) is not False:
+        kept["activation_offloading"] = False
+    if "beta" in data:
+        words = [one.arg for call in script.calls("DPOConfig", "DPOTrainer") for one in call.keywords]
+        cut = said if "max_length" in words or None in words else 1024
+        notes += [] if cut is said else ["no max_length is said: pairs are cut at 1024 tokens, as TRL does since 0.14"]
+        return {**kept, **({"max_length": min(cut or loaded, loaded)} if isinstance(cut, int | None) else {})}
     if isinstance(said, int) and said != loaded:
         notes.append(f"unsloth cuts at the max_seq_length of its model, {loaded}, and not at max_length {said}")
-    return {"max_seq_length": None, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
+    return {**kept, "max_length": min(own, loaded) if isinstance(own, int) and own > 0 else loaded}
 
 
 PARTS = {

@@ -1,6 +1,7 @@
 """transformers: scripts that run a Trainer with its arguments as options, like run_clm.py, and those arguments in YAML or JSON."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +10,24 @@ from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.programs import program_file, require_loop
+from planner.trainers.reading.own_programs import is_of_unsloth, of_program
+from planner.trainers.reading.programs import program_file, require_loop, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import (
     BATCHES,
     HABITS,
-    MODELS,
     TRANSFORMERS,
-    TRL,
     UNSLOTH,
     parse,
     says_both,
 )
-from planner.trainers.reading.training_scripts import settings_of
-from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 
 TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning|epochs?|deepspeed|bf16|fp16|output|steps)(_|$)")
 """Words of which a command that trains has one."""
-BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
-"""A program that builds a trainer and takes no options."""
-UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
-PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")
-"""A program whose trainer's arguments are those of its command, as they are parsed."""
+OF_TRL = re.compile(r"\b(SFT|DPO)Trainer\b")
+"""What a program that trains with TRL names, whatever the program is called."""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -46,21 +41,12 @@ def read(path: Path, said: Given) -> Reading:
         return parse(given, TRANSFORMERS, said.num_gpus)
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*", modules=True)
     settings = with_files(path, found, said)
+    if (own := of_program(path, found, settings, found.program, said)) is not None:
+        return own
     program = program_file(path, found.program)
-    lean = program is not None and UNSLOTH_MODEL.search(read_text(program)) is not None
-    if program is not None and lean and PARSED.match(read_text(program)) is None:  # its options are its own
-        own, kind, notes = settings_of(program, said, {**_seen(program, found), **settings.data})
-        asked = (found.node_gpus or 0) * (found.nodes or 1) or None  # of the batch system
-        alone = asked if found.open_gpus else 1 if (found.visible or 1) == 1 else None
-        gpus = said.num_gpus or found.num_gpus or alone
-        texts = [read_text(path), read_text(program)] if kind == "unsloth" else []
-        notes = (*notes, *scores_of_unsloth(texts, own.label(*MODELS)))
-        return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
-    bare = program is not None and not found.settings and not found.words
-    if program is not None and bare and BUILT.search(read_text(program)):  # its values are its own
-        own, kind, notes = settings_of(program, said, _seen(program, found))
-        gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" or own.one_gpu else None)
-        return parse(own, HABITS[kind], gpus, found.sharding, found.program, (*found.notes, *notes))
+    lean = is_of_unsloth(program)
+    if program is None and found.program.endswith("unsloth-cli.py"):
+        raise PlannerError(f"{path}: {found.program[:200]} is not there, whose defaults are its own; import it with the program")
     take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
     if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)
@@ -69,16 +55,10 @@ def read(path: Path, said: Given) -> Reading:
     several = found.num_gpus is None and (found.sharding is None or found.sharding.num_gpus is None) and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
-    return parse(settings, UNSLOTH if lean else TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
-
-
-_NAMED = re.compile(r"[\"']([A-Z][A-Z0-9_]{1,60})[\"']")
-"""How a program names a variable of its environment, whatever it reads it with."""
-
-
-def _seen(program: Path, found: Launch) -> dict[str, str]:
-    """Variables that a program reads and its command's script hands to it."""
-    return {one: found.environment[one] for one in _NAMED.findall(read_text(program)) if one in found.environment}
+    ours = program is not None and OF_TRL.search(read_text(program)) is not None
+    whose = HABITS[trainer_kind(path, found.program) if ours else "transformers"]
+    habits = UNSLOTH if lean else replace(whose, own=True)
+    return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
 def _require_known_words(path: Path, file: Path | None, found: Launch) -> None:

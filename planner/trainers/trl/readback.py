@@ -13,12 +13,14 @@ from planner.trainers.reading.given import Given, OtherStepError
 from planner.trainers.reading.guides import guide, over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
+from planner.trainers.reading.own_programs import is_of_unsloth, of_program
 from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
+from planner.trainers.trl.launches import of_old_program, of_options
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
@@ -51,13 +53,20 @@ def read(path: Path, said: Given) -> Reading:
             data["gradient_checkpointing"] = text
         started = guide(path)
         notes = (*notes, *_of_own_model(path, started.program if started is not None else ""))
-        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, notes=notes), data, said)
+        split = of_options(path, data, said) if "accelerate_config" in data else None
+        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, split, notes=notes), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
+    if found.program != "trl" and (own := of_program(path, found, settings, script, said)) is not None:
+        return own
+    old = of_old_program(settings, script)
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
-    habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
-    return parse(settings, habits, gpus, found.sharding, script, (*found.notes, *_of_own_model(path, script)))
+    settings.data = dict(settings.data)
+    split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
+    kind = "unsloth" if is_of_unsloth(program_file(path, script)) else trainer_kind(path, script)
+    habits, gpus = old or HABITS[kind], said.num_gpus or found.num_gpus
+    return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
 
 
 def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
