@@ -23,8 +23,10 @@ def of_loop(program: Running) -> dict[str, Any]:
     if not made or program.calls(*TRAINERS, *FOREIGN):
         return {}
     words = program.keywords(made[0])
-    steps = [program.keywords(one).get("num_steps") for one in program.calls("GradientAccumulationPlugin")] or [words.get(STEPS)]
-    found: dict[str, Any] = {"accelerate_loop": True, STEPS: _or_asked(steps[0], STEPS)}
+    plugin = next((program.keywords(one) for one in program.calls("GradientAccumulationPlugin")), {})
+    steps = plugin.get("num_steps", words.get(STEPS))
+    found: dict[str, Any] = {"accelerate_loop": True, STEPS: gap([STEPS]) if isinstance(steps, str) else steps}
+    found["sync_each_batch"] = plugin.get("sync_each_batch")
     word = words.get("mixed_precision")
     found |= {"bf16": gap(["bf16"])} if isinstance(word, str) and is_open(word) else {"mixed_precision": word}
     split = [words, *(program.keywords(one) for one in program.calls("DataLoaderConfiguration"))]
@@ -34,10 +36,6 @@ def of_loop(program: Running) -> dict[str, Any]:
     found[BATCH] = next((one for call in data if isinstance(one := program.keywords(call).get("batch_size"), int)), None)
     found["optim"] = _optimizer(program)
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _or_asked(value: Any, name: str) -> Any:
-    return gap([name]) if isinstance(value, str) else value
 
 
 def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +52,8 @@ def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
         return {}
     named = {one.arg: one.value for one in sharded[0].keywords}
     said = program.keywords(sharded[0])
-    config = {one: said[one] for one in ("activation_checkpointing", "fsdp_version", "reshard_after_forward") if one in said}
+    kept = ("activation_checkpointing", "fsdp_version", "reshard_after_forward")
+    config: dict[str, Any] = {one: said[one] for one in kept if one in said}
     if (strategy := named.get("sharding_strategy")) is not None:
         config["sharding_strategy"] = last_name(strategy) if isinstance(strategy, ast.Attribute) else said["sharding_strategy"]
     if (host := named.get("cpu_offload")) is not None:

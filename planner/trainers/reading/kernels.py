@@ -41,6 +41,20 @@ def other_attention(said: object) -> tuple[str, ...]:
     return () if known else (f"attention by {kernel[:40]} is priced as the kernel of the trainer's default",)
 
 
+def options_of(given: Settings) -> dict[str, str]:
+    """Options of the trainer that the file sets."""
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
+    kernel = str(given.get("attn_implementation", "")).lower()
+    if kernel in KERNELS:
+        options["attention_kernel"] = KERNELS[kernel]
+    fuses = given.get("liger_kernel_config.fused_linear_cross_entropy") is not False
+    if (given.flag("use_liger_kernel") or given.flag("use_liger")) and fuses:
+        options["loss"] = "fused_linear"
+    if given.flag("torch_compile"):
+        options["compile"] = "on"
+    return options
+
+
 SAID = ("attn_implementation", "_attn_implementation", "attn_impl", "flash_attn")
 """Arguments that name the kernel of attention."""
 OF_OTHERS = re.compile(r"flash_?attn|flash_?attention|xformers|bettertransformer|scaled_dot_product|memory_efficient", re.I)

@@ -16,6 +16,8 @@ QUANTISERS = {"GPTQConfig": "bits", "AwqConfig": "bits", "AutoRoundConfig": "bit
 OTHER_QUANTISERS = ("TorchAoConfig", "QuantoConfig", "EetqConfig", "FineGrainedFP8Config", "FbgemmFp8Config", "AqlmConfig",
                     "VptqConfig", "HiggsConfig", "SpQRConfig", "CompressedTensorsConfig", "Mxfp4Config")  # fmt: skip
 
+UNDATED = "loaded_without_dtype"
+"""Said by programs whose load names no dtype."""
 NAMES = (("load_in_4bit", "load_in_4bit"), ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
 """Arguments of TRL and what BitsAndBytesConfig calls them."""
 
@@ -69,6 +71,10 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     bits_known = any(found.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
     if load is not None and "dtype" not in found and not bits_known and any(_may_say_dtype(script, one) for one in words):
         found["torch_dtype"] = gap(["torch_dtype"])
+    elif load is not None and "dtype" not in found and not bits_known:
+        found[UNDATED] = True
+    if load is not None and not bits_known and isinstance(script, Running) and not any(map(script.runs, script.calls(*PREPARES))):
+        found.pop(PREPARES[0], None)  # of a branch that quantises
     return found
 
 

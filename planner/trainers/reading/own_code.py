@@ -292,7 +292,8 @@ def _always(program: Program, made: list[ast.Call]) -> bool:
 def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:
     """Options that the program passes on to the libraries, whatever it calls them, also in calls that are not made, or makes such
     calls under."""
-    calls = Script.calls(program, "LoraConfig", "get_peft_model", "BitsAndBytesConfig", *CONFIGS, "from_pretrained", "Accelerator", "DataLoader")
+    takers = ("LoraConfig", "get_peft_model", "BitsAndBytesConfig", *CONFIGS, "from_pretrained", "Accelerator", "DataLoader")
+    calls = Script.calls(program, *takers)
     given: list[ast.AST] = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
     given += [node for call in calls for test in program.conditions(call) for node in ast.walk(test)]
     words = [one for one in given if isinstance(one, ast.Attribute | ast.Name)]

@@ -75,6 +75,8 @@ class Sharding:
     """Which document said it, where that is not the file itself."""
     hybrid: bool = False
     """Replicas of groups that are as large as a node."""
+    version: int = 0
+    """Of FSDP; 0 = not said."""
 
 
 def preset(name: str) -> Sharding | None:
@@ -187,7 +189,8 @@ def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) 
         fields["offload_parameters"] = 1
     if any(part.flag(name) for name in (f"{prefix}activation_checkpointing", "activation_checkpointing")):
         fields["recompute"] = int(Recompute.FULL)
-    return Sharding(kind="fsdp", fields=fields, hybrid=word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
+    hybrid = word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5")
+    return Sharding(kind="fsdp", fields=fields, hybrid=hybrid, version=version)
 
 
 def casts_all(sharding: Sharding, precision: str) -> bool:

@@ -1,0 +1,89 @@
+"""What transformers, accelerate and torch do by themselves with weights and gradients, by release, whatever a file says."""
+
+import re
+from collections.abc import Iterator
+
+from planner.cost.parameters import count_parameters, total_parameters
+from planner.model import ModelSpec
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Question
+from planner.trainers.reading.loading import UNDATED
+from planner.trainers.reading.programs import program_file
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.sharding import Sharding, casts_all
+from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import newer
+from planner.units import GIB
+
+FIVE, UPCASTS, LEAVES_FROZEN = (5,), (0, 30), (1, 13)
+"""Versions: of transformers, whose from_pretrained takes the dtype of the checkpoint by itself; of accelerate, whose FSDP brings
+trained weights to fp32 under mixed precision; that leaves frozen ones as they are in FSDP2 too.  [transformers, modeling_utils.py;
+accelerate, accelerator.py: prepare_model; utils/fsdp_utils.py: fsdp2_prepare_model]"""
+NEEDS = {"accelerate": (1, 1), "torch": (2, 2)}
+"""What transformers 5 is not installed without."""
+OLD = re.compile(
+    r"\b(evaluation_strategy|overwrite_output_dir|no_cuda|per_gpu_train_batch_size|save_safetensors|fp16_(backend|opt_level)|use_ipex"
+    r"|half_precision_backend|use_mps_device|push_to_hub_(token|model_id)|include_tokens_per_second|tpu_num_cores|use_auth_token"
+    r"|fsdp_(min_num_params|transformer_layer_cls_to_wrap)|prepare_model_for_int8_training)\b|Trainer\([^()]*\btokenizer\s*="
+)
+"""Words that transformers 5 refuses.  [transformers 4.57 and 5.0, training_args.py]"""
+
+
+def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: str, adapters: bool) -> tuple[Question, ...]:
+    """Puts the dtype of weights whose load says none, by the version of transformers; asks where that decides and is not known."""
+    if not given.flag(UNDATED) or given.first("dtype", "torch_dtype") is not None:
+        return ()
+    new = newer(given.path, "transformers", FIVE)
+    files = (given.path, program_file(given.path, script) if script else None)
+    old = OLD.search(" ".join((*given.data, *(read_text(one) for one in files if one is not None))))
+    if new is None and (old or any(newer(given.path, *one) is False for one in NEEDS.items())):
+        new = False
+    if new is not None:
+        given.usual = {**given.usual, "torch_dtype": "auto" if new else "float32"}
+    if new is not None or casts_all(sharding, precision) or (sharding.kind in ("fsdp", "deepspeed") and not adapters):
+        return ()
+    about = "what its weights are loaded in: transformers 5 takes the dtype of the checkpoint, 4 takes float32"
+    return (Question(name="torch_dtype", about=about, choices=("bfloat16", "float32")),)
+
+
+def upcasts(given: Settings, mixed: bool) -> bool:
+    """Whether FSDP trains weights in fp32 that were loaded in 16 bits; ``mixed`` precision is said."""
+    return mixed and newer(given.path, "accelerate", UPCASTS) is not False
+
+
+def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
+    """Notes about what torch's wrappers, accelerate and bitsandbytes hold beside what is priced."""
+    kind, ranks = sharding.kind, job.fields.get("dp_shard") or job.fields.get("dp", 0)
+    all_weights = total_parameters(spec) if spec is not None else 0.0
+    each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
+    if job.lora_rank:
+        of_two = sharding.version == 2 and newer(given.path, "accelerate", LEAVES_FROZEN) is not True
+        if kind == "fsdp" and of_two and job.frozen_weights == "bf16" and job.precision in ("bf16", "fp16"):
+            who = "accelerate before 1.13 casts frozen weights to fp32 too under FSDP2"
+            yield f"{who}, priced in bf16: memory then comes out too low{_by(2.0 * all_weights / shards)}"
+        return
+    if kind == "ddp" and ranks > 1:
+        yield f"torch DDP holds gradients a second time, in its buckets: memory comes out too low{_by(each * all_weights)}"
+    whole = 2.0 if job.precision in ("bf16", "fp16") else each
+    more = (whole - (0.0 if job.fields.get("offload_parameters") else each / shards)) * all_weights
+    adds_up = kind == "fsdp" and ranks > 1 and job.fields.get("num_microbatches", 1) > 1 and not _syncs_each(given)
+    if adds_up and (more > 0 or spec is None):
+        what = "gradients that are accumulated stay whole on every GPU until the last pass (no_sync of FSDP)"
+        yield f"{what}, priced as sharded: memory comes out too low{_by(more)}; sync_each_batch of accelerate shards them"
+    if job.optimizer == "sgd" and "momentum" not in str(given.get("optim_args")):
+        yield f"SGD has no momentum here, and is priced with it: memory comes out too high{_by(each * all_weights / shards)}"
+    eight = job.optimizer.endswith("adam_8bit") and re.search("torch|ao_", str(given.get("optim"))) is None
+    if eight and kind == "ddp" and spec is not None and not given.usual.get("accelerate_loop"):
+        table = 6.0 * count_parameters(spec).input_embedding / shards
+        if table > (1.0 * GIB + 2.0 * all_weights) / 50:
+            yield f"states of the embedding stay in 32 bits, priced in 8: memory comes out too low{_by(table)}"
+
+
+def _by(size: float) -> str:
+    return f" by up to {size / GIB:.1f} GiB" if size else ""
+
+
+def _syncs_each(given: Settings) -> bool:
+    """Whether every pass reduces gradients: accelerate is told so, or a loop has no accelerate."""
+    said = f"{given.data.get('accelerator_config')} sync_each_batch {given.usual.get('sync_each_batch')}"
+    return bool(given.usual.get("shards_itself")) or re.search(r"sync_each_batch\W+True", said) is not None
