@@ -7,9 +7,9 @@ from planner.cost.parameters import count_parameters, total_parameters
 from planner.model import ModelSpec
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.loading import UNDATED
+from planner.trainers.reading.loading import BY_PEFT, UNDATED
 from planner.trainers.reading.programs import program_file
-from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer
@@ -46,6 +46,25 @@ def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: s
     return (Question(name="torch_dtype", about=about, choices=("bfloat16", "float32")),)
 
 
+ADAPTED = (
+    (r"phi-?(1|1[._]5|2)$", ["q_proj", "v_proj", "fc1", "fc2"]), (r"codegen", ["qkv_proj"]), (r"(^|/)mpt-\d", ["Wqkv"]),
+    (r"gpt-?2(?!\d)|starcoder(?!-?2)|santacoder|cerebras-gpt|btlm", ["c_attn"]),
+    (r"pythia|gpt[-_]?neox|dolly-v|redpajama|bloom|falcon-?(7|40|180)b|falcon-rw|chatglm", ["query_key_value"]),
+)  # fmt: skip
+"""Names of models -> those layers; of all others query and value.  [peft, utils/constants.py]"""
+
+
+def fill_in(given: Settings, name: str) -> None:
+    """Puts settings of accelerate that lie in a file, and the layers that PEFT adapts in a model of that name."""
+    if isinstance(file := given.data.get("accelerator_config"), str) and (there := beside(given.path, file)) is not None:
+        given.data = {**given.data, "accelerator_config": file_settings(there, "settings of accelerate")}
+    found = next((layers for names, layers in ADAPTED if re.search(names, name.lower())), ["q_proj", "v_proj"])
+    for part in ("data", "usual"):
+        said = getattr(given, part)
+        if said.get("lora_target_modules") == BY_PEFT:
+            setattr(given, part, {**said, "lora_target_modules": found})
+
+
 def upcasts(given: Settings, mixed: bool) -> bool:
     """Whether FSDP trains weights in fp32 that were loaded in 16 bits; ``mixed`` precision is said."""
     return mixed and newer(given.path, "accelerate", UPCASTS) is not False
@@ -56,6 +75,10 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
     kind, ranks = sharding.kind, job.fields.get("dp_shard") or job.fields.get("dp", 0)
     all_weights = total_parameters(spec) if spec is not None else 0.0
     each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
+    buffers = sharding.buffers * (4.0 if job.precision == "fp32" else 2.0)
+    if kind == "deepspeed" and buffers > (1.0 * GIB + 2.0 * all_weights / shards) / 20:
+        what = "buffers that DeepSpeed reduces gradients through (reduce_bucket_size) are not priced"
+        yield f"{what}: memory comes out too low by {buffers / GIB:.1f} GiB"
     if job.lora_rank:
         of_two = sharding.version == 2 and newer(given.path, "accelerate", LEAVES_FROZEN) is not True
         if kind == "fsdp" and of_two and job.frozen_weights == "bf16" and job.precision in ("bf16", "fp16"):

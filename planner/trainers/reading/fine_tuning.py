@@ -74,7 +74,7 @@ QUIET = re.compile(
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
     r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
-    r"|by_trainer|casts_adapters|loaded_without_dtype)"
+    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -165,8 +165,6 @@ def reading(job: FineTuning) -> Reading:
     known = _options(trainer)
     wanted, lean = _kernels(job, model, trainer)
     noted = (*noted, *low, *apart, *lean)
-    if job.options.get("compile") == "on" and "compile" not in known:
-        noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in known.get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
@@ -189,10 +187,12 @@ def reading(job: FineTuning) -> Reading:
 
 def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options, notes) of the kernels that words name, or that the model's class has."""
-    name = job.model or ""
-    wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer)
+    name, alone = job.model or "", job.lora_rank > 0 and job.trainer in ("fsdp", "trl")
+    wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer, alone)
     wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
+    if job.options.get("compile") == "on" and "compile" not in _options(trainer):
+        halves = (*halves, f"torch.compile is not priced under {trainer}: the step comes out too long")
     return wanted, (*lean, *eager, *halves)
 
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from planner.trainers.reading.base_weights import PREPARES
+from planner.trainers.reading.base_weights import PREPARES, STAY
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open
@@ -18,6 +18,8 @@ OTHER_QUANTISERS = ("TorchAoConfig", "QuantoConfig", "EetqConfig", "FineGrainedF
 
 UNDATED = "loaded_without_dtype"
 """Said by programs whose load names no dtype."""
+BY_PEFT = "as PEFT has it"
+"""Stands for the layers that PEFT adapts where none is named."""
 NAMES = (("load_in_4bit", "load_in_4bit"), ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
 """Arguments of TRL and what BitsAndBytesConfig calls them."""
 
@@ -49,6 +51,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found |= _put_kernel(script)
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
     found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
+    stay = any(script.keywords(one).get("autocast_adapter_dtype") is False for one in script.calls("get_peft_model"))
+    found |= {STAY: True} if stay else {}
     found |= {"by_trainer": True} if script.calls("LoraConfig") and not script.calls("get_peft_model") else {}
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
     if bits is None and given is not None and (other := _other_bits(script)) is not None:

@@ -10,7 +10,7 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, prepared, spelled
 from planner.trainers.reading.base_weights import PREPARES
-from planner.trainers.reading.by_release import dtype_of_load, upcasts
+from planner.trainers.reading.by_release import dtype_of_load, fill_in, upcasts
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     LIKE_IT,
@@ -22,7 +22,7 @@ from planner.trainers.reading.fine_tuning import (
 )
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.kernels import options_of
-from planner.trainers.reading.settings import SWITCHED, Settings, beside, file_settings
+from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
@@ -107,8 +107,7 @@ def parse(
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
         given.data = {**given.data, "gradient_checkpointing": answer == "unsloth" or value_of(answer)}
-    if isinstance(name := given.data.get("accelerator_config"), str) and (file := beside(given.path, name)) is not None:
-        given.data = {**given.data, "accelerator_config": file_settings(file, "settings of accelerate")}
+    fill_in(given, given.label(*MODELS))
     given.data = spelled(given.data)
     objective = objective_of(given, script)
     habits, dated = _dated(given, habits, sharding)
