@@ -27,7 +27,8 @@ def of_loop(program: Running) -> dict[str, Any]:
     steps = plugin.get("num_steps", words.get(STEPS))
     found: dict[str, Any] = {"accelerate_loop": True, STEPS: gap([STEPS]) if isinstance(steps, str) else steps}
     found["sync_each_batch"] = plugin.get("sync_each_batch")
-    word = words.get("mixed_precision")
+    spread = any(one.startswith("**") for one in words)
+    word = words.get("mixed_precision", gap(["bf16"]) if spread else None)
     found |= {"bf16": gap(["bf16"])} if isinstance(word, str) and is_open(word) else {"mixed_precision": word}
     split = [words, *(program.keywords(one) for one in program.calls("DataLoaderConfiguration"))]
     found["split_batches"] = True if any(one.get("split_batches") is True for one in split) else None

@@ -29,9 +29,14 @@ OLD = re.compile(
 """Words that transformers 5 refuses.  [transformers 4.57 and 5.0, training_args.py]"""
 
 
+EXAMPLES = re.compile(r"(^|/)run_(clm|fim)(_no_trainer)?\.py$")
+"""Programs of transformers whose load names none where their command does not.  [examples/pytorch/language-modeling]"""
+
+
 def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: str, adapters: bool) -> tuple[Question, ...]:
     """Puts the dtype of weights whose load says none, by the version of transformers; asks where that decides and is not known."""
-    if not given.flag(UNDATED) or given.first("dtype", "torch_dtype") is not None:
+    undated = given.flag(UNDATED) or EXAMPLES.search(script) is not None
+    if not undated or given.first("dtype", "torch_dtype") is not None:
         return ()
     new = newer(given.path, "transformers", FIVE)
     files = (given.path, program_file(given.path, script) if script else None)
