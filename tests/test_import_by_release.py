@@ -45,6 +45,11 @@ def test_the_dtype_of_a_load_by_release(tmp_path: Path, pins: str, words: str, a
     assert (asked_for(found), found.precision) == (asked, precision)
 
 
+@pytest.mark.parametrize(("name", "precision"), [("distilgpt2", "bf16"), ("EleutherAI/gpt-neo-1.3B", "bf16"), (LLAMA, "bf16_true")])
+def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path, name: str, precision: str) -> None:
+    assert trained(tmp_path, load=", torch_dtype='auto'", name=name, gpus=1).precision == precision
+
+
 def test_a_program_of_transformers_itself_names_no_dtype(tmp_path: Path) -> None:
     words = f"--model_name_or_path {LLAMA} --per_device_train_batch_size 2 --block_size 2048 --bf16"
     file = written(tmp_path, f"torchrun --nproc_per_node 8 run_clm.py {words}\n", "run.sh")
@@ -86,6 +91,14 @@ def test_what_is_held_beside_what_is_priced(tmp_path: Path, words: str, gpus: in
 def test_buffers_that_deepspeed_allocates_whole(tmp_path: Path, zero: dict[str, object], note: str) -> None:
     engine = json.loads(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
     notes = [one for one in trained(tmp_path, f"deepspeed={engine}").notes if "reduce_bucket_size" in one]
+    assert len(notes) == bool(note) and note in "".join(notes)
+
+
+@pytest.mark.parametrize(("zero", "gpus", "note"), [(2, 1, "15.0 GiB"), (3, 8, "1.9 GiB"), (1, 8, "")])
+def test_gradients_lie_beside_states_on_the_host(tmp_path: Path, zero: int, gpus: int, note: str) -> None:
+    """[DeepSpeed, runtime/zero/stage_1_and_2.py: independent_gradient_partition_epilogue]"""
+    engine = {"zero_optimization": {"stage": zero, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": True}}
+    notes = [one for one in trained(tmp_path, f"deepspeed={engine}", gpus=gpus).notes if "go to the host" in one]
     assert len(notes) == bool(note) and note in "".join(notes)
 
 

@@ -29,6 +29,10 @@ OLD = re.compile(
 """Words that transformers 5 refuses.  [transformers 4.57 and 5.0, training_args.py]"""
 
 
+FULL = re.compile(
+    r"(^|[/-])(distil)?gpt-?2(-(medium|large|xl))?$|gpt-neo-|gpt-j-|cerebras-gpt|dialogpt|tinyllama\S*(step|intermediate)"
+)
+"""Names of models whose checkpoints lie in fp32.  [their config.json and safetensors]"""
 EXAMPLES = re.compile(r"(^|/)run_(clm|fim)(_no_trainer)?\.py$")
 """Programs of transformers whose load names none where their command does not.  [examples/pytorch/language-modeling]"""
 
@@ -70,6 +74,11 @@ def fill_in(given: Settings, name: str) -> None:
             setattr(given, part, {**said, "lora_target_modules": found})
 
 
+def in_half(dtype: str, name: str) -> bool:
+    """Whether weights of a model are loaded in 16 bits; auto is the dtype of its checkpoint."""
+    return dtype in ("bfloat16", "bf16", "float16", "fp16") or (dtype == "auto" and FULL.search(name.lower()) is None)
+
+
 def upcasts(given: Settings, mixed: bool) -> bool:
     """Whether FSDP trains weights in fp32 that were loaded in 16 bits; ``mixed`` precision is said."""
     return mixed and newer(given.path, "accelerate", UPCASTS) is not False
@@ -84,6 +93,10 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
     if kind == "deepspeed" and buffers > (1.0 * GIB + 2.0 * all_weights / shards) / 20:
         what = "buffers that DeepSpeed reduces gradients through (reduce_bucket_size) are not priced"
         yield f"{what}: memory comes out too low by {buffers / GIB:.1f} GiB"
+    moved = kind == "deepspeed" and job.fields.get("offload_optimizer") == 100 and job.fields.get("zero", 0) >= 2
+    if moved and not job.lora_rank:
+        what = "reduced gradients go to the host with the states, and are priced on the GPU"
+        yield f"{what}: memory comes out too high{_by(2.0 * all_weights / shards)}"
     if job.lora_rank:
         of_two = sharding.version == 2 and newer(given.path, "accelerate", LEAVES_FROZEN) is not True
         if kind == "fsdp" and of_two and job.frozen_weights == "bf16" and job.precision in ("bf16", "fp16"):

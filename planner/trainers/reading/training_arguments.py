@@ -10,7 +10,7 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
 from planner.trainers.reading.argument_words import length_of, loss_of, notes_of, prepared, spelled
 from planner.trainers.reading.base_weights import PREPARES
-from planner.trainers.reading.by_release import dtype_of_load, fill_in, upcasts
+from planner.trainers.reading.by_release import dtype_of_load, fill_in, in_half, upcasts
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     LIKE_IT,
@@ -126,7 +126,7 @@ def parse(
     mixed = _precision(given, habits, False, found)
     undated = dtype_of_load(given, script, found, mixed, adapters) if not bits else ()
     whole = adapters and not bits and given.flag(PREPARES[0])  # PEFT casts all that nothing quantises
-    half = not whole and _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
+    half = not whole and in_half(_dtype(given), given.label(*MODELS))
     micro, pieces = _micro(given)
     if objective == "dpo" and given.flag("without_reference"):  # both sequences of a pair in one pass, and no other model
         objective, micro, notes = "lm", 2 * micro, (*notes, PAIRS_ALONE)
