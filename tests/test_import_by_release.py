@@ -74,7 +74,7 @@ def test_fsdp_without_mixed_precision_trains_weights_as_they_were_loaded(tmp_pat
      ("", 1, ""),
      (SHARDED, 8, "(no_sync of FSDP), priced as sharded: memory comes out too low by up to 11.2 GiB"),
      (f"{SHARDED}, accelerator_config={{'gradient_accumulation_kwargs': {{'sync_each_batch': True}}}}", 8, ""),
-     ("optim='sgd'", 1, "SGD has no momentum here, and is priced with it: memory comes out too high by up to 15.0 GiB"),
+     ("optim='sgd'", 1, "without, as transformers makes it, memory comes out too high by up to 15.0 GiB"),
      ("optim='adamw_bnb_8bit'", 1, "embedding stay in 32 bits, priced in 8: memory comes out too low by up to 2.9 GiB"),
      ("optim='adamw_torch_8bit'", 1, "")],
 )  # fmt: skip

@@ -27,8 +27,6 @@ OLD = re.compile(
     r"|fsdp_(min_num_params|transformer_layer_cls_to_wrap)|prepare_model_for_int8_training)\b|Trainer\([^()]*\btokenizer\s*="
 )
 """Words that transformers 5 refuses.  [transformers 4.57 and 5.0, training_args.py]"""
-
-
 FULL = re.compile(
     r"(^|[/-])(distil)?gpt-?2(-(medium|large|xl))?$|gpt-neo-|gpt-j-|cerebras-gpt|dialogpt|tinyllama\S*(step|intermediate)"
 )
@@ -49,7 +47,8 @@ def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: s
         new = False
     if new is not None:
         given.usual = {**given.usual, "torch_dtype": "auto" if new else "float32"}
-    if new is not None or casts_all(sharding, precision) or (sharding.kind in ("fsdp", "deepspeed") and not adapters):
+    brought = sharding.kind == "deepspeed" or (sharding.kind == "fsdp" and precision != "fp32")  # to fp32, but for frozen ones
+    if new is not None or casts_all(sharding, precision) or (brought and not adapters):
         return ()
     about = "what its weights are loaded in: transformers 5 takes the dtype of the checkpoint, 4 takes float32"
     return (Question(name="torch_dtype", about=about, choices=("bfloat16", "float32")),)
@@ -112,7 +111,8 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
         what = "gradients that are accumulated stay whole on every GPU until the last pass (no_sync of FSDP)"
         yield f"{what}, priced as sharded: memory comes out too low{_by(more)}; sync_each_batch of accelerate shards them"
     if job.optimizer == "sgd" and "momentum" not in str(given.get("optim_args")):
-        yield f"SGD has no momentum here, and is priced with it: memory comes out too high{_by(each * all_weights / shards)}"
+        what = "SGD is priced with momentum: without, as transformers makes it"
+        yield f"{what}, memory comes out too high{_by(each * all_weights / shards)}"
     eight = job.optimizer.endswith("adam_8bit") and re.search("torch|ao_", str(given.get("optim"))) is None
     if eight and kind == "ddp" and spec is not None and not given.usual.get("accelerate_loop"):
         table = 6.0 * count_parameters(spec).input_embedding / shards
