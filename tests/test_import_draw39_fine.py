@@ -63,7 +63,8 @@ def test_what_peft_switches_on_stays_on(tmp_path: Path, prepare: str, said: str)
     file = written(tmp_path, PREPARED % {"prepare": prepare, "said": said}, "tune.py")
     found = read(file, None, Given(num_gpus=1, sequence_length=512))
     assert found.fields["recompute"] == 2
-    written(tmp_path, OPTIONS % ("SFT", "SFT") + "model = prepare_model_for_kbit_training(model)\n", "tune.py")
+    made = OPTIONS % ("SFT", "SFT")
+    written(tmp_path, f"{made}fewer = get_quantization_config(args)\nmodel = prepare_model_for_kbit_training(model)\n", "tune.py")
     found = read(written(tmp_path, COMMAND.replace("\n", " --gradient_checkpointing False\n"), "run.sh"), None, Given())
     assert found.fields["recompute"] == 2
 

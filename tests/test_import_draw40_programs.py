@@ -65,6 +65,7 @@ def test_a_mapping_of_a_function_and_that_of_main_are_followed(tmp_path: Path) -
 
 
 def test_a_class_of_a_model_with_a_head_is_a_language_model(tmp_path: Path) -> None:
+    written(tmp_path, "transformers==4.57.1\n", "requirements.txt")
     found = _program(tmp_path, 'self.model = GPT2LMHeadModel.from_pretrained(self.config["name"])')
     assert (found.model_name, asked_for(found)) == ("gpt2", [])
 

@@ -100,6 +100,7 @@ class DPOTrainer(Trainer):
 
 @pytest.mark.parametrize(("trainer", "asked"), [("DPOTrainer", []), ("TwinDPOTrainer", ["TwinDPOTrainer"])])
 def test_a_fork_of_a_library_is_read_as_the_library(tmp_path: Path, trainer: str, asked: list[str]) -> None:
+    written(tmp_path, "transformers==4.57.1\n", "requirements.txt")
     written(tmp_path, OF_LIBRARY, "trl/__init__.py")
     written(tmp_path, FORK.replace("TRAINER", trainer), "scripts/dpo.py")
     command = "torchrun --nproc_per_node 2 scripts/dpo.py --model_name_or_path Qwen/Qwen2.5-3B --per_device_train_batch_size 2 "

@@ -128,6 +128,7 @@ SFTTrainer(model=model, args=args, train_dataset=d, peft_config=adapters).train(
 
 @pytest.mark.parametrize(("words", "asked"), [("**job.words(config)", ["torch_dtype"]), ("**login", [])])
 def test_the_dtype_of_keywords_that_are_not_followed_is_asked_for(tmp_path: Path, words: str, asked: list[str]) -> None:
+    written(tmp_path, "transformers==4.57.1\n", "requirements.txt")
     written(tmp_path, SPREAD.replace("WORDS", words), "tune.py")
     settings = {"fsdp": "no_shard"}
     found = read(tmp_path / "tune.py", None, Given(num_gpus=1, settings=settings))

@@ -325,6 +325,7 @@ def test_weights_on_the_host_are_for_stage_3_alone(tmp_path: Path) -> None:
 
 
 def test_the_answer_for_checkpointing_is_taken_wherever_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers==4.57.1\n")
     text = (
         "from trl import SFTConfig, SFTTrainer\nfrom transformers import AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')\n"

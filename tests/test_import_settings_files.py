@@ -354,7 +354,7 @@ def test_a_model_that_something_else_makes_may_have_adapters(tmp_path: Path) -> 
         "Trainer(model=model, args=args).train()\n"
     )
     open_ = read(file, None, Given(num_gpus=1, model="qwen2.5-7b", sequence_length=1024)).questions
-    assert [one.name for one in open_] == ["torch_dtype", "use_peft", "lora_r", "lora_target_modules"]
+    assert [one.name for one in open_] == ["use_peft", "torch_dtype", "lora_r", "lora_target_modules"]
     said = {"use_peft": "false", "torch_dtype": "float32"}
     found = read(file, None, Given(num_gpus=1, model="qwen2.5-7b", sequence_length=1024, settings=said))
     assert found.fields["micro_batch_size"] == 3 and found.fields["recompute"] == Recompute.FULL

@@ -44,6 +44,7 @@ SPELLED = "per_device_train_batch_size=2, gradient_accumulation_steps=4, max_len
 )  # fmt: skip
 def test_keywords_that_are_put_together_step_by_step(tmp_path: Path, made: str, length: int, micro: int) -> None:
     """What was put in after the mapping was made was dropped: 1024 tokens and batch 8 by default."""
+    written(tmp_path, "transformers==4.57.1\n", "requirements.txt")
     found = of(tmp_path, ("args = SFT", f"{made}\nargs = SFT"), (SPELLED, "**words"))
     assert (asked_for(found), found.sequence_length, found.fields["micro_batch_size"]) == ([], length, micro)
 
@@ -67,6 +68,7 @@ def test_what_is_set_on_arguments_later(tmp_path: Path, later: str) -> None:
 
 
 def test_classes_that_are_made_from_those_of_the_library(tmp_path: Path) -> None:
+    written(tmp_path, "transformers==4.57.1\n", "requirements.txt")
     own = "class MyArgs(SFTConfig):\n    per_device_train_batch_size: int = 3\nclass Mine(SFTTrainer):\n    pass\nargs = MyArgs("
     made = ("args = SFTConfig(per_device_train_batch_size=2, ", f"{own}optim='adafactor', ")
     found = of(tmp_path, made, ("\nSFTTrainer(", "\nMine("))

@@ -180,7 +180,7 @@ def test_processes_share_out_a_batch_that_is_split(tmp_path: Path) -> None:
     written(tmp_path, TRAIN, "train.py")
     words = "--accelerator_config '{\"split_batches\": true}'"
     file = written(tmp_path, f"torchrun --nproc_per_node 8 train.py {HALF} {words}\n", "run.sh")
-    said = read(file, None, Given(settings={"per_device_train_batch_size": "16"}))
+    said = read(file, None, Given(settings={"per_device_train_batch_size": "16", "torch_dtype": "float32"}))
     assert asked_for(said) == [] and said.fields["micro_batch_size"] == 2
 
 

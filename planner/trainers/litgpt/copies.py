@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.layout import Recompute
-from planner.trainers.litgpt.fabric_programs import POLICIES, REPLICAS, SHARDING
+from planner.trainers.litgpt.fabric_programs import POLICIES, SHARDING
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.python_text import last_name, tree_or_none
 from planner.trainers.reading.settings import Settings, beside
@@ -41,7 +41,7 @@ def copy_of(given: Settings, program: str) -> Copy:
     made = [one for one, name in named if name.endswith("Strategy") and not name.startswith("Thunder")]  # of its extension
     kinds = frozenset(last_name(one.func) for one in made)
     fields, said = _fields(given, made, program), _compiles(tree)
-    what = [REPLICAS] if kinds == {"DDPStrategy"} else []
+    what = ["every GPU holds the whole model (DDP)"] if kinds == {"DDPStrategy"} else []
     if "recompute" in fields and fields["recompute"] != _usual(program) and kinds == {"FSDPStrategy"}:
         what.append("blocks are recomputed" if fields["recompute"] else "nothing is recomputed")
     if said is not None and said is not (program == "pretrain"):

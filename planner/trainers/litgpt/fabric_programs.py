@@ -22,7 +22,6 @@ DEVICES = ("devices", "num_of_devices", "num_devices")
 NODES = ("num_nodes", "nodes", "num_of_nodes")
 STEPS = ("gradient_accumulation_iters", "gradient_accumulation_steps")
 SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "DDP": 0}
-REPLICAS = "DDP, whose buckets hold gradients once more, which is not priced"
 
 OPTIMIZERS = re.compile(r"\boptim\.\w+$|(^|\.)((Fused)?AdamW?|Lion|Adafactor|SGD)$")
 DECIDES = re.compile(
@@ -81,8 +80,7 @@ def of_program(file: Path, options: Mapping[str, Any], said: Given) -> Reading:
         lora_rank=given.size("lora_r", 8) if lora else 0, lora_targets=targets, frozen_weights=wide if lora else None,
         questions=tuple(setting_of_a_fork(one, "Lit-GPT") for one in strange),
         notes=(f"read as the constants of {file.name} and its setup() say", *notes, *noted,
-               *of_a_quantised_head(wide if lora else None, PRECISIONS.get(precision, precision), model),
-               *[REPLICAS] * (sharding == "DDP" and gpus != 1)),
+               *of_a_quantised_head(wide if lora else None, PRECISIONS.get(precision, precision), model)),
     )  # fmt: skip
 
 

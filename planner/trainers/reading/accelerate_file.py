@@ -13,7 +13,7 @@ from planner.trainers.reading.given import Given, OtherMachineError, Question
 from planner.trainers.reading.guides import guide
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings
-from planner.trainers.reading.sharding import Sharding, deepspeed, from_arguments, fsdp_section, on_host
+from planner.trainers.reading.sharding import BUCKET, Sharding, deepspeed, from_arguments, fsdp_section, on_host
 
 OR_SAY = (
     "or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or --set fsdp=no_shard where every GPU holds the whole model"
@@ -195,7 +195,7 @@ def _deepspeed_yaml(given: Settings) -> Sharding:
     fields = {"zero": stage, **on_host(given, optimizer, weights if stage == 3 else "none", Settings(given.path, {}))}
     steps = part.get("gradient_accumulation_steps")
     number = None if steps in (None, "auto") else part.number("gradient_accumulation_steps")
-    return Sharding(kind="deepspeed", fields=fields, accumulation=number)
+    return Sharding(kind="deepspeed", fields=fields, accumulation=number, buffers=BUCKET if stage else 0)
 
 
 def _megatron_yaml(given: Settings) -> Sharding:

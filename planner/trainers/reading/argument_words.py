@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
-from planner.trainers.reading.kernels import other_attention
+from planner.trainers.reading.kernels import KERNELS, other_attention
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.versions import newer
@@ -176,7 +176,22 @@ IN_PAIRS = (
 def fuses(given: Settings, objective: str) -> bool:
     """Whether Liger's loss is the one of the trainer."""
     said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
-    return any(said) and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
+    off = given.get("liger_kernel_config.fused_linear_cross_entropy") is False
+    return any(said) and not off and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
+
+
+def options_of(given: Settings, objective: str) -> dict[str, str]:
+    """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
+    drops = given.above_zero("lora_dropout", 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
+    options = {"adapter_dropout": "on"} if drops else {}
+    kernel = str(given.get("attn_implementation", "")).lower()
+    if kernel in KERNELS:
+        options["attention_kernel"] = KERNELS[kernel]
+    if fuses(given, objective):
+        options["loss"] = "fused_linear"
+    if given.flag("torch_compile"):
+        options["compile"] = "on"
+    return options
 
 
 def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, ...]]:

@@ -19,6 +19,8 @@ PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"
 """Of PEFT, the second before its version 0.10: what is neither int8 nor Params4bit becomes fp32.  [peft, utils/other.py]"""
 CAST = "casts_adapters"
 """What a program does that turns its adapters into bf16, and tables back into it."""
+STAY, AUTOCASTS = "adapters_stay_half", (0, 12)
+"""What a program says that has PEFT leave adapters as they are, and the version since which it makes them fp32 by itself."""
 PARAMETERS = ("lora_target_parameters", "target_parameters")
 """Arguments that list tensors with adapters."""
 ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
@@ -146,7 +148,7 @@ def _fuses(given: Settings) -> bool | None:
 def _casts(given: Settings, trainer: str, sharded: bool) -> bool | None:
     """Whether frozen weights that nothing quantises are cast to fp32; None = by the version of TRL, which is not known. axolotl
     brings norms and tables back.  [axolotl, loaders/model.py: _prepare_model_for_quantization; monkeypatch/peft/utils.py]"""
-    if given.flag(PREPARES[0]):
+    if given.flag(PREPARES[0]) or _in_fp32(given):
         return True
     if sharded or trainer not in ("axolotl", "trl"):
         return False
@@ -154,6 +156,15 @@ def _casts(given: Settings, trainer: str, sharded: bool) -> bool | None:
         return True
     new = newer(given.path, "trl", PREPARES_NO_MORE)
     return not new if new is not None else True if "max_seq_length" in given.data else None
+
+
+def _in_fp32(given: Settings) -> bool:
+    """Whether a base is loaded in fp32, so that what nothing quantises stays in it."""
+    return str(given.first("dtype", "torch_dtype")).removeprefix("torch.") == "float32"
+
+
+def _caster(given: Settings) -> str:
+    return PREPARES[0] if given.flag(PREPARES[0]) else "torch_dtype float32"
 
 
 def _brings_back(given: Settings, trainer: str, frozen: str, precision: str) -> bool:
@@ -172,7 +183,10 @@ def _old(given: Settings) -> bool:
 def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[str, ...]:
     """Note about adapters in bf16, which are priced in fp32."""
     who = "its program casts adapters to bf16" if given.flag(CAST) else "TRL since 0.26 casts adapters beside such a base to bf16"
-    if job.engine or (not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given))):
+    half = job.frozen == "bf16" and (given.flag(STAY) or newer(given.path, "peft", AUTOCASTS) is False)
+    if half and job.trainer in ("fsdp", "trl"):
+        who = "PEFT leaves adapters in the dtype of their base (before 0.12, and without autocast_adapter_dtype)"
+    elif job.engine or (not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given))):
         return ()
     spec, by = spec_of(given, model), ""
     if spec is not None:
@@ -192,7 +206,7 @@ def _of_tables(given: Settings, job: Adapted, spec: ModelSpec | None, casts: boo
     pairs = job.trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
     if not _prepared(job, casts) or (job.trainer == "axolotl" and not pairs):
         return
-    who = "TRL before 0.27" if pairs or not casts else PREPARES[0]
+    who = "TRL before 0.27" if pairs or not casts else _caster(given)
     text = f"embedding, head and norms are priced in {job.precision}, and {who} casts them to fp32: memory then comes out too low"
     if spec is None:
         yield text
@@ -207,7 +221,7 @@ def _of_residuals(given: Settings, job: Adapted, spec: ModelSpec | None, casts: 
     layers in 4 or 8 bits return the dtype of what they are given.  [torch, autocast_mode.h; bitsandbytes, nn/modules.py]"""
     if not _prepared(job, casts) or job.trainer == "axolotl":
         return
-    who = "TRL before 0.27" if not casts else PREPARES[0]
+    who = "TRL before 0.27" if not casts else _caster(given)
     kept = "what layers save" if not job.recompute else "the inputs that layers save"
     text = f"norms that {who} casts to fp32 make {kept} fp32, priced in {job.precision}: memory then comes out too low"
     if spec is None or not job.tokens:

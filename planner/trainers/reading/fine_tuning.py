@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights, kernels, own_layers
+from planner.trainers.reading import base_weights, by_release, kernels, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
@@ -42,6 +42,8 @@ LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd")
 """Names that stand for what states take."""
 BY_CLASS = ("fsdp", "trl", "ms-swift", "llama-factory")
 """Trainers that leave the kernel of attention to the model's class, where nothing names it."""
+OF_TRAINER = (*BY_CLASS, "axolotl", "unsloth")
+"""Trainers over that of transformers, which accelerate wraps."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 WITH_ADAPTERS = {**ATTENTION, "all": ALL}
 """Linear layers of a dense model by lora_targets."""
@@ -72,7 +74,7 @@ QUIET = re.compile(
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
     r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
-    r"|by_trainer|casts_adapters)"
+    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -163,8 +165,6 @@ def reading(job: FineTuning) -> Reading:
     known = _options(trainer)
     wanted, lean = _kernels(job, model, trainer)
     noted = (*noted, *low, *apart, *lean)
-    if job.options.get("compile") == "on" and "compile" not in known:
-        noted = (*noted, f"torch.compile is not priced under {trainer}: the step comes out too long")
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in known.get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
@@ -179,19 +179,23 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
-    own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, base_weights.spec_of(job.given, model))
-    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *own[1]))
+    spec = base_weights.spec_of(job.given, model)
+    own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
+    held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
+    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *own[1], *held))
 
 
 def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options, notes) of the kernels that words name, or that the model's class has."""
-    name = job.model or ""
-    wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer)
+    name, alone = job.model or "", job.lora_rank > 0 and job.trainer in ("fsdp", "trl")
+    wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer, alone)
     wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
     kept = not job.recompute and job.sharding.fields.get("recompute") != Recompute.FULL and wanted.get("compile") != "on"
     layers = kernels.of_layers(job.given, model, job.tokens / job.sharding.fields.get("cp", 1)) if kept else ()
     pieces = kernels.of_free_memory(job.given, model, job.tokens) if trainer == "unsloth" and job.objective == "lm" else ()
+    if job.options.get("compile") == "on" and "compile" not in _options(trainer):
+        halves = (*halves, f"torch.compile is not priced under {trainer}: the step comes out too long")
     return wanted, (*lean, *eager, *halves, *layers, *pieces)
 
 

@@ -26,6 +26,8 @@ OF_LAYERS = ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")
 """Switches of axolotl for kernels within a layer."""
 OWN_LOSSES = ("use_dft_loss", "use_eaft_loss", "use_eaft", "label_smoothing_factor")
 """Losses that take the labels from the model, which then returns the scores.  [transformers, trainer.py: compute_loss]"""
+PATCHES_ADAPTED = (4, 49)
+"""Version of transformers whose Trainer hands the model below adapters to Liger.  [transformers, trainer.py]"""
 OTHERS = re.compile(
     r"(^|/)opt-\d|bloom|gpt[-_]?(j|neo|2|3)|pythia|falcon-?(7|40|180)b|falcon-rw|starcoder|codegen|(^|/)mpt-|stablelm|phi-?[12]\b|phi.*moe"
     r"|baichuan|internlm|chatglm|xverse|aquila|minicpm|pangu|telechat|orion-|skywork|minimax|megatron|mt-nlg|grok|dbrx|jamba|mamba|rwkv"
@@ -70,6 +72,8 @@ def of_class(
         return dict(options), ()
     kind, since = _since(kind, (name, spec.name if spec else ""))
     new = None if since == NEVER else newer(given.path, "transformers", _version(since))
+    if (eager := table()["attention"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
+        return dict(options), ()
     called = kind or shown(name or (spec.name if spec else ""))
     if since == NEVER or (new is False and not _of_others(given.path)):
         why = "has torch's attention for it in no version" if since == NEVER else f"before {since} has no other for it by itself"
@@ -153,7 +157,7 @@ def _of_others(path: Path) -> bool:
 
 
 def with_liger(
-    given: Settings, options: Mapping[str, str], name: str, known: ModelSpec | None, trainer: str
+    given: Settings, options: Mapping[str, str], name: str, known: ModelSpec | None, trainer: str, adapters: bool = False
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """(Options of the trainer, notes): without Liger's loss where the switch says it and Liger does not patch the model. ``known``:
     the model that the configuration itself means by ``name``."""
@@ -167,6 +171,8 @@ def with_liger(
         return dict(options), ()
     spec = spec_of(given, known)
     fused, why = _fused(given, name, known, spec)
+    if adapters and switch == SWITCHES[0] and newer(given.path, "transformers", PATCHES_ADAPTED) is False:
+        fused, why = False, "transformers before 4.49 patches no model that has adapters"
     if fused is not False:
         called = f"{switch}: Liger's loss is priced for {shown(name)}; it counts for models that Liger patches alone"
         return dict(options), () if fused or not name else (called,)

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from planner.trainers.reading.base_weights import PREPARES
+from planner.trainers.reading.base_weights import PREPARES, STAY
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.shell.text import gap, is_open
@@ -16,6 +16,10 @@ QUANTISERS = {"GPTQConfig": "bits", "AwqConfig": "bits", "AutoRoundConfig": "bit
 OTHER_QUANTISERS = ("TorchAoConfig", "QuantoConfig", "EetqConfig", "FineGrainedFP8Config", "FbgemmFp8Config", "AqlmConfig",
                     "VptqConfig", "HiggsConfig", "SpQRConfig", "CompressedTensorsConfig", "Mxfp4Config")  # fmt: skip
 
+UNDATED = "loaded_without_dtype"
+"""Said by programs whose load names no dtype."""
+BY_PEFT = "as PEFT has it"
+"""Stands for the layers that PEFT adapts where none is named."""
 NAMES = (("load_in_4bit", "load_in_4bit"), ("use_bnb_nested_quant", "bnb_4bit_use_double_quant"))
 """Arguments of TRL and what BitsAndBytesConfig calls them."""
 
@@ -47,6 +51,8 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
         found |= _put_kernel(script)
     found |= {name: words[name] for name in SPLITS if words.get(name) not in (None, False, 1)}
     found |= dict.fromkeys(PREPARES[:1], True) if script.calls(*PREPARES) else {}
+    stay = any(script.keywords(one).get("autocast_adapter_dtype") is False for one in script.calls("get_peft_model"))
+    found |= {STAY: True} if stay else {}
     found |= {"by_trainer": True} if script.calls("LoraConfig") and not script.calls("get_peft_model") else {}
     bits, given = next(iter(script.calls("BitsAndBytesConfig")), None), words.get("quantization_config")
     if bits is None and given is not None and (other := _other_bits(script)) is not None:
@@ -69,6 +75,10 @@ def loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = No
     bits_known = any(found.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
     if load is not None and "dtype" not in found and not bits_known and any(_may_say_dtype(script, one) for one in words):
         found["torch_dtype"] = gap(["torch_dtype"])
+    elif load is not None and "dtype" not in found and not bits_known:
+        found[UNDATED] = True
+    if load is not None and not bits_known and isinstance(script, Running) and not any(map(script.runs, script.calls(*PREPARES))):
+        found.pop(PREPARES[0], None)  # of a branch that quantises
     return found
 
 

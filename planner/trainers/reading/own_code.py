@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
+from planner.trainers.reading.accelerators import of_loop
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_parts import other_sizes, parts_of, put_by
@@ -69,7 +70,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
     code = _followed(file, {**usual, **given.data}, gpus)
-    own = {} if code is None else own_code(code, decided, by_rank)
+    own = {} if code is None else {**own_code(code, decided, by_rank), **of_loop(code)}
     idle = set() if code is None else _idle(code)
     usual = {name: value for name, value in usual.items() if name not in idle}
     given.data = {name: gap([name]) if name in idle and value is not None else value for name, value in given.data.items()}
@@ -291,7 +292,8 @@ def _always(program: Program, made: list[ast.Call]) -> bool:
 def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:
     """Options that the program passes on to the libraries, whatever it calls them, also in calls that are not made, or makes such
     calls under."""
-    calls = Script.calls(program, "LoraConfig", "get_peft_model", "BitsAndBytesConfig", *CONFIGS, "from_pretrained")
+    takers = ("LoraConfig", "get_peft_model", "BitsAndBytesConfig", *CONFIGS, "from_pretrained", "Accelerator", "DataLoader")
+    calls = Script.calls(program, *takers)
     given: list[ast.AST] = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
     given += [node for call in calls for test in program.conditions(call) for node in ast.walk(test)]
     words = [one for one in given if isinstance(one, ast.Attribute | ast.Name)]

@@ -101,9 +101,10 @@ CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
 
 
 def switched_on(script: Script) -> bool:
-    """Whether checkpointing is switched on by a call on the model."""
+    """Whether checkpointing is switched on by a call on the model; PEFT does so for a quantised one.  [peft, utils/other.py]"""
     prepared = [script.keywords(one) for one in script.calls(*PREPARES)]
-    on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
+    fewer = re.search(r"quantization_config|load_in_(\d|k)\w*bit|BitsAndBytes", ast.unparse(script.tree)) is not None
+    on = fewer and any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
     return on or bool(script.calls("gradient_checkpointing_enable"))
 
 

@@ -37,6 +37,8 @@ PRESETS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
 (deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
+BUCKET = 500_000_000
+"""reduce_bucket_size, where nothing is said.  [runtime/zero/config.py]"""
 BOTH = "which is not modelled: offload both or neither"
 QUIET_ZERO = re.compile(
     r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
@@ -75,6 +77,10 @@ class Sharding:
     """Which document said it, where that is not the file itself."""
     hybrid: bool = False
     """Replicas of groups that are as large as a node."""
+    version: int = 0
+    """Of FSDP; 0 = not said."""
+    buffers: int = 0
+    """Elements of the buffers that DeepSpeed reduces gradients through."""
 
 
 def preset(name: str) -> Sharding | None:
@@ -133,9 +139,19 @@ def _deepspeed(given: Settings) -> Sharding:
     return Sharding(
         kind="deepspeed", fields=fields, micro_batch_size=numbers[0], accumulation=numbers[1], batch=numbers[2],
         precision=precision, optimizer=None if kind is None else str(kind).lower(), notes=_state_dtypes(given),
-        keeps_optimizer=given.get("zero_force_ds_cpu_optimizer") is False,
+        keeps_optimizer=given.get("zero_force_ds_cpu_optimizer") is False, buffers=_buffers(zero, stage),
         unread=tuple(one for one in given.left() if not QUIET_ZERO.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
+
+
+def _buffers(zero: Settings, stage: int) -> int:
+    """Elements that are allocated for gradients on their way, whole whatever is trained; auto is the square of the hidden size, of
+    no weight.  [runtime/zero/stage_1_and_2.py: setup_buckets; stage3.py: __ipg_bucket_flat_buffer; transformers,
+    integrations/deepspeed.py: trainer_config_finalize]"""
+    said = zero.get("reduce_bucket_size", BUCKET)
+    if not stage or not isinstance(said, int | float) or (stage < 3 and zero.get("contiguous_gradients") is False):
+        return 0
+    return int(said) * (2 if stage < 3 and zero.get("overlap_comm") is True else 1)
 
 
 def _state_dtypes(given: Settings) -> tuple[str, ...]:
@@ -195,7 +211,8 @@ def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None, 
         fields["offload_parameters"] = 1
     if any(part.flag(name) for name in (f"{prefix}activation_checkpointing", "activation_checkpointing")):
         fields["recompute"] = int(Recompute.FULL)
-    return Sharding(kind="fsdp", fields=fields, hybrid=word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
+    hybrid = word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5")
+    return Sharding(kind="fsdp", fields=fields, hybrid=hybrid, version=version)
 
 
 def casts_all(sharding: Sharding, precision: str) -> bool:

@@ -8,7 +8,17 @@ from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.accelerate_file import said_or_asked
-from planner.trainers.reading.argument_words import fuses, length_of, loss_of, notes_of, of_pairs, prepared, spelled
+from planner.trainers.reading.argument_words import (
+    length_of,
+    loss_of,
+    notes_of,
+    of_pairs,
+    options_of,
+    prepared,
+    spelled,
+)
+from planner.trainers.reading.base_weights import PREPARES
+from planner.trainers.reading.by_release import dtype_of_load, fill_in, in_half, upcasts
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
     LIKE_IT,
@@ -19,7 +29,6 @@ from planner.trainers.reading.fine_tuning import (
     quantised,
 )
 from planner.trainers.reading.given import Question, value_of
-from planner.trainers.reading.kernels import KERNELS
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.shell.text import is_open
@@ -105,6 +114,7 @@ def parse(
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
         given.data = {**given.data, "gradient_checkpointing": answer == "unsloth" or value_of(answer)}
+    fill_in(given, given.label(*MODELS))
     given.data = spelled(given.data)
     objective = objective_of(given, script)
     habits, dated = _dated(given, habits, sharding)
@@ -114,13 +124,16 @@ def parse(
                 f"{given.path}: {name} trains a part of the model, which is not priced; --set {name}=false imports the job with "
                 "all of it"
             )
-    half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     adapters, bits = _adapters(given), _bits(given)
     doubled = any(_switches(given, *DOUBLED))
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
     own_loop = given.usual.get("shards_itself") is True
     found, asked = said_or_asked(given, sharding, launched=(bool(script) and not own_loop) or num_gpus == 1)
+    mixed = _precision(given, habits, False, found)
+    undated = dtype_of_load(given, script, found, mixed, adapters) if not bits else ()
+    whole = adapters and not bits and given.flag(PREPARES[0])  # PEFT casts all that nothing quantises
+    half = not whole and in_half(_dtype(given), given.label(*MODELS))
     micro, pieces = _micro(given)
     alone, paired = of_pairs(given, adapters) if objective == "dpo" else (False, ())  # both sequences of a pair in one pass
     step = given.number(OF_A_STEP) if says_both(given) else None
@@ -128,7 +141,7 @@ def parse(
     engine = casts_all(found, precision)
     usual = "kept" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
-    options = {**_options(given, objective), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
+    options = {**options_of(given, objective), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=2 * micro if alone else micro, batch=step,
@@ -141,9 +154,11 @@ def parse(
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half or engine else "fp32",
         objective="lm" if alone else objective, sharding=found, num_gpus=num_gpus, options=options, quiet=QUIET,
+        upcasts=upcasts(given, mixed != "fp32"),
         questions=(
-            *asked, *given.late, *dated, *_own_precision(given),
-            *(one for one in _about_adapters(given, script, adapters, habits) if not (engine and one.name == "torch_dtype")),
+            *asked, *given.late, *dated, *undated, *_own_precision(given),
+            *(one for one in _about_adapters(given, script, adapters, habits)
+              if one.name != "torch_dtype" or not (engine or undated or whole)),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
         ),
         notes=(*notes, *paired, *noted, *notes_of(given, objective, adapters, precision, half or found.kind == "deepspeed")),
@@ -184,10 +199,11 @@ def _micro(given: Settings) -> tuple[int, int]:
 
 
 def _steps(given: Settings, sharding: Sharding) -> int:
-    """Forward passes per step; Megatron of accelerate has its own number of them, whatever else is said.  [accelerate,
-    utils/dataclasses.py, MegatronLMPlugin]"""
+    """Forward passes per step; Megatron of accelerate has its own number of them, whatever else is said, and so has DeepSpeed in a
+    loop of the program's own.  [accelerate, utils/dataclasses.py: MegatronLMPlugin; accelerator.py: _prepare_deepspeed]"""
     said = given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1)
-    return sharding.accumulation or said if sharding.kind == "megatron" else said
+    counts = sharding.kind == "megatron" or (sharding.kind == "deepspeed" and given.usual.get("accelerate_loop"))
+    return sharding.accumulation or said if counts else said
 
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
@@ -382,17 +398,3 @@ def _dtype(given: Settings) -> str:
     said = [given.get(name, choices=DTYPES) for name in ("dtype", "torch_dtype")]
     named = next((one for one in said if one is not None), None)
     return str(named or own or "float32").lower().removeprefix("torch.")
-
-
-def _options(given: Settings, objective: str) -> dict[str, str]:
-    """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
-    drops = given.above_zero("lora_dropout", 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
-    options = {"adapter_dropout": "on"} if drops else {}
-    kernel = str(given.get("attn_implementation", "")).lower()
-    if kernel in KERNELS:
-        options["attention_kernel"] = KERNELS[kernel]
-    if fuses(given, objective):
-        options["loss"] = "fused_linear"
-    if given.flag("torch_compile"):
-        options["compile"] = "on"
-    return options

@@ -11,7 +11,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
-from planner.trainers.reading.loading import loading
+from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
 from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
@@ -385,7 +385,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     if unsloth:
         targets = unsloth_parts.unsloth_targets(targets, words)
         found |= unsloth_parts.beside_layers(script, words)
-    found["lora_target_modules"] = targets or ("all-linear" if unsloth else ["q_proj", "v_proj"])  # of PEFT, mostly
+    found["lora_target_modules"] = targets or ("all-linear" if unsloth else BY_PEFT)
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     whole = list(WHOLE) if unsloth and unsloth_parts.adds_tokens(script, calls[0]) else whole
     if whole or words.get("modules_to_save"):

@@ -1,0 +1,70 @@
+"""Loops that people write over accelerate: what their Accelerator, its plugins, their data loader and optimizer say."""
+
+import ast
+import re
+from typing import Any
+
+from planner.trainers.reading.fine_tuning import OPTIMIZERS
+from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.running import Running
+from planner.trainers.reading.script_parts import BATCH
+from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
+
+STEPS = "gradient_accumulation_steps"
+OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev")
+"""Words of data that nothing is trained on."""
+
+
+def of_loop(program: Running) -> dict[str, Any]:
+    """Arguments, as those of transformers are called, that a loop over accelerate gives itself; empty where there is none, or a
+    trainer has the loop. What is not known is asked for.  [accelerate, accelerator.py: Accelerator.__init__]"""
+    made = program.calls("Accelerator")
+    if not made or program.calls(*TRAINERS, *FOREIGN):
+        return {}
+    words = program.keywords(made[0])
+    plugin = next((program.keywords(one) for one in program.calls("GradientAccumulationPlugin")), {})
+    steps = plugin.get("num_steps", words.get(STEPS))
+    found: dict[str, Any] = {"accelerate_loop": True, STEPS: gap([STEPS]) if isinstance(steps, str) else steps}
+    found["sync_each_batch"] = plugin.get("sync_each_batch")
+    spread = any(one.startswith("**") for one in words)
+    word = words.get("mixed_precision", gap(["bf16"]) if spread else None)
+    found |= {"bf16": gap(["bf16"])} if isinstance(word, str) and is_open(word) else {"mixed_precision": word}
+    split = [words, *(program.keywords(one) for one in program.calls("DataLoaderConfiguration"))]
+    found["split_batches"] = True if any(one.get("split_batches") is True for one in split) else None
+    found |= _of_plugins(program, words)
+    data = [one for one in program.calls("DataLoader") if OTHER_DATA.search(ast.unparse(one).lower()) is None]
+    found[BATCH] = next((one for call in data if isinstance(one := program.keywords(call).get("batch_size"), int)), None)
+    found["optim"] = _optimizer(program)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
+    """What splits the model: plugins go before what the launcher says.  [accelerate, utils/dataclasses.py]"""
+    engine, sharded = program.calls("DeepSpeedPlugin"), program.calls("FullyShardedDataParallelPlugin")
+    if engine and words.get("deepspeed_plugin", words.get("deepspeed_plugins")) is not None:
+        said = program.keywords(engine[0])
+        if (own := said.get("hf_ds_config")) is not None:
+            return {"deepspeed": own if isinstance(own, dict) or not is_open(str(own)) else gap(["deepspeed"])}
+        places = {f"offload_{one}": {"device": said.get(f"offload_{one}_device") or "none"} for one in ("optimizer", "param")}
+        steps = {STEPS: said[STEPS]} if isinstance(said.get(STEPS), int) else {}
+        return {"deepspeed": {"zero_optimization": {"stage": said.get("zero_stage", 2), **places}, **steps}}
+    if not sharded or words.get("fsdp_plugin") is None:
+        return {}
+    named = {one.arg: one.value for one in sharded[0].keywords}
+    said = program.keywords(sharded[0])
+    kept = ("activation_checkpointing", "fsdp_version", "reshard_after_forward")
+    config: dict[str, Any] = {one: said[one] for one in kept if one in said}
+    if (strategy := named.get("sharding_strategy")) is not None:
+        config["sharding_strategy"] = last_name(strategy) if isinstance(strategy, ast.Attribute) else said["sharding_strategy"]
+    if (host := named.get("cpu_offload")) is not None:
+        config["offload_params"] = "True" in ast.unparse(host)
+    return {"fsdp": "auto_wrap", "fsdp_config": config}
+
+
+def _optimizer(program: Running) -> str | None:
+    """The optimizer that a loop makes of weights; a gap where several may be meant that keep other states."""
+    names = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}
+    made = program.calls(*(one for one in names if one.lower() in OPTIMIZERS and one[:1].isupper()))
+    kinds = {OPTIMIZERS[last_name(one.func).lower()] for one in made}
+    return None if not kinds else gap(["optim"]) if len(kinds) > 1 else last_name(made[0].func).lower()

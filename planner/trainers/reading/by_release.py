@@ -1,0 +1,128 @@
+"""What transformers, accelerate and torch do by themselves with weights and gradients, by release, whatever a file says."""
+
+import re
+from collections.abc import Iterator
+
+from planner.cost.parameters import count_parameters, total_parameters
+from planner.model import ModelSpec
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Question
+from planner.trainers.reading.loading import BY_PEFT, UNDATED
+from planner.trainers.reading.programs import program_file
+from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.sharding import Sharding, casts_all
+from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import newer
+from planner.units import GIB
+
+FIVE, UPCASTS, LEAVES_FROZEN = (5,), (0, 30), (1, 13)
+"""Versions: of transformers, whose from_pretrained takes the dtype of the checkpoint by itself; of accelerate, whose FSDP brings
+trained weights to fp32 under mixed precision; that leaves frozen ones as they are in FSDP2 too.  [transformers, modeling_utils.py;
+accelerate, accelerator.py: prepare_model; utils/fsdp_utils.py: fsdp2_prepare_model]"""
+NEEDS = {"accelerate": (1, 1), "torch": (2, 2)}
+"""What transformers 5 is not installed without."""
+OLD = re.compile(
+    r"\b(evaluation_strategy|overwrite_output_dir|no_cuda|per_gpu_train_batch_size|save_safetensors|fp16_(backend|opt_level)|use_ipex"
+    r"|half_precision_backend|use_mps_device|push_to_hub_(token|model_id)|include_tokens_per_second|tpu_num_cores|use_auth_token"
+    r"|fsdp_(min_num_params|transformer_layer_cls_to_wrap)|prepare_model_for_int8_training)\b|Trainer\([^()]*\btokenizer\s*="
+)
+"""Words that transformers 5 refuses.  [transformers 4.57 and 5.0, training_args.py]"""
+FULL = re.compile(
+    r"(^|[/-])(distil)?gpt-?2(-(medium|large|xl))?$|gpt-neo-|gpt-j-|cerebras-gpt|dialogpt|tinyllama\S*(step|intermediate)"
+)
+"""Names of models whose checkpoints lie in fp32.  [their config.json and safetensors]"""
+EXAMPLES = re.compile(r"(^|/)run_(clm|fim)(_no_trainer)?\.py$")
+"""Programs of transformers whose load names none where their command does not.  [examples/pytorch/language-modeling]"""
+
+
+def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: str, adapters: bool) -> tuple[Question, ...]:
+    """Puts the dtype of weights whose load says none, by the version of transformers; asks where that decides and is not known."""
+    undated = given.flag(UNDATED) or EXAMPLES.search(script) is not None
+    if not undated or given.first("dtype", "torch_dtype") is not None:
+        return ()
+    new = newer(given.path, "transformers", FIVE)
+    files = (given.path, program_file(given.path, script) if script else None)
+    old = OLD.search(" ".join((*given.data, *(read_text(one) for one in files if one is not None))))
+    if new is None and (old or any(newer(given.path, *one) is False for one in NEEDS.items())):
+        new = False
+    if new is not None:
+        given.usual = {**given.usual, "torch_dtype": "auto" if new else "float32"}
+    brought = sharding.kind == "deepspeed" or (sharding.kind == "fsdp" and precision != "fp32")  # to fp32, but for frozen ones
+    if new is not None or casts_all(sharding, precision) or (brought and not adapters):
+        return ()
+    about = "what its weights are loaded in: transformers 5 takes the dtype of the checkpoint, 4 takes float32"
+    return (Question(name="torch_dtype", about=about, choices=("bfloat16", "float32")),)
+
+
+ADAPTED = (
+    (r"phi-?(1|1[._]5|2)$", ["q_proj", "v_proj", "fc1", "fc2"]), (r"codegen", ["qkv_proj"]), (r"(^|/)mpt-\d", ["Wqkv"]),
+    (r"gpt-?2(?!\d)|starcoder(?!-?2)|santacoder|cerebras-gpt|btlm", ["c_attn"]),
+    (r"pythia|gpt[-_]?neox|dolly-v|redpajama|bloom|falcon-?(7|40|180)b|falcon-rw|chatglm", ["query_key_value"]),
+)  # fmt: skip
+"""Names of models -> those layers; of all others query and value.  [peft, utils/constants.py]"""
+
+
+def fill_in(given: Settings, name: str) -> None:
+    """Puts settings of accelerate that lie in a file, and the layers that PEFT adapts in a model of that name."""
+    if isinstance(file := given.data.get("accelerator_config"), str) and (there := beside(given.path, file)) is not None:
+        given.data = {**given.data, "accelerator_config": file_settings(there, "settings of accelerate")}
+    found = next((layers for names, layers in ADAPTED if re.search(names, name.lower())), ["q_proj", "v_proj"])
+    for part in ("data", "usual"):
+        said = getattr(given, part)
+        if said.get("lora_target_modules") == BY_PEFT:
+            setattr(given, part, {**said, "lora_target_modules": found})
+
+
+def in_half(dtype: str, name: str) -> bool:
+    """Whether weights of a model are loaded in 16 bits; auto is the dtype of its checkpoint."""
+    return dtype in ("bfloat16", "bf16", "float16", "fp16") or (dtype == "auto" and FULL.search(name.lower()) is None)
+
+
+def upcasts(given: Settings, mixed: bool) -> bool:
+    """Whether FSDP trains weights in fp32 that were loaded in 16 bits; ``mixed`` precision is said."""
+    return mixed and newer(given.path, "accelerate", UPCASTS) is not False
+
+
+def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
+    """Notes about what torch's wrappers, accelerate and bitsandbytes hold beside what is priced."""
+    kind, ranks = sharding.kind, job.fields.get("dp_shard") or job.fields.get("dp", 0)
+    all_weights = total_parameters(spec) if spec is not None else 0.0
+    each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
+    buffers = sharding.buffers * (4.0 if job.precision == "fp32" else 2.0)
+    if kind == "deepspeed" and buffers > (1.0 * GIB + 2.0 * all_weights / shards) / 20:
+        what = "buffers that DeepSpeed reduces gradients through (reduce_bucket_size) are not priced"
+        yield f"{what}: memory comes out too low by {buffers / GIB:.1f} GiB"
+    moved = kind == "deepspeed" and job.fields.get("offload_optimizer") == 100 and job.fields.get("zero", 0) >= 2
+    if moved and not job.lora_rank:
+        what = "reduced gradients go to the host with the states, and are priced on the GPU"
+        yield f"{what}: memory comes out too high{_by(2.0 * all_weights / shards)}"
+    if job.lora_rank:
+        of_two = sharding.version == 2 and newer(given.path, "accelerate", LEAVES_FROZEN) is not True
+        if kind == "fsdp" and of_two and job.frozen_weights == "bf16" and job.precision in ("bf16", "fp16"):
+            who = "accelerate before 1.13 casts frozen weights to fp32 too under FSDP2"
+            yield f"{who}, priced in bf16: memory then comes out too low{_by(2.0 * all_weights / shards)}"
+        return
+    whole = 2.0 if job.precision in ("bf16", "fp16") else each
+    more = (whole - (0.0 if job.fields.get("offload_parameters") else each / shards)) * all_weights
+    adds_up = kind == "fsdp" and ranks > 1 and job.fields.get("num_microbatches", 1) > 1 and not _syncs_each(given)
+    if adds_up and (more > 0 or spec is None):
+        what = "gradients that are accumulated stay whole on every GPU until the last pass (no_sync of FSDP)"
+        yield f"{what}, priced as sharded: memory comes out too low{_by(more)}; sync_each_batch of accelerate shards them"
+    if job.optimizer == "sgd" and "momentum" not in str(given.get("optim_args")):
+        what = "SGD is priced with momentum: without, as transformers makes it"
+        yield f"{what}, memory comes out too high{_by(each * all_weights / shards)}"
+    eight = job.optimizer.endswith("adam_8bit") and re.search("torch|ao_", str(given.get("optim"))) is None
+    if eight and kind == "ddp" and spec is not None and not given.usual.get("accelerate_loop"):
+        table = 6.0 * count_parameters(spec).input_embedding / shards
+        if table > (1.0 * GIB + 2.0 * all_weights) / 50:
+            yield f"states of the embedding stay in 32 bits, priced in 8: memory comes out too low{_by(table)}"
+
+
+def _by(size: float) -> str:
+    return f" by up to {size / GIB:.1f} GiB" if size else ""
+
+
+def _syncs_each(given: Settings) -> bool:
+    """Whether every pass reduces gradients: accelerate is told so, or a loop has no accelerate."""
+    said = f"{given.data.get('accelerator_config')} sync_each_batch {given.usual.get('sync_each_batch')}"
+    return bool(given.usual.get("shards_itself")) or re.search(r"sync_each_batch\W+True", said) is not None
