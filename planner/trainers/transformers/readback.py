@@ -28,8 +28,8 @@ from planner.trainers.reading.values import read_text
 
 TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning|epochs?|deepspeed|bf16|fp16|output|steps)(_|$)")
 """Words of which a command that trains has one."""
-BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
-"""A program that builds a trainer and takes no options."""
+BUILT = re.compile(r"(?s)(?<!class )\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
+"""A program that builds a trainer: without options its values are its own."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")
 """A program whose trainer's arguments are those of its command, as they are parsed."""
@@ -57,7 +57,7 @@ def read(path: Path, said: Given) -> Reading:
         notes = (*notes, *scores_of_unsloth(texts, own.label(*MODELS)))
         return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
     bare = program is not None and not found.settings and not found.words
-    if program is not None and bare and BUILT.search(read_text(program)):  # its values are its own
+    if program is not None and bare and BUILT.search(read_text(program)):
         own, kind, notes = settings_of(program, said, _seen(program, found))
         gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" or own.one_gpu else None)
         return parse(own, HABITS[kind], gpus, found.sharding, found.program, (*found.notes, *notes))
