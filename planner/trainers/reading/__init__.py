@@ -48,7 +48,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     shown = IN_A_FILE.sub("", text) if _ending(path, text) in SHELL else text
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{shown}\n{run}" if one in first else shown)]
-    if set(fits) <= {"transformers", "trl"} and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
+    if set(fits) <= {"transformers", "trl"} and _ending(path, text) in SHELL:  # whose words may be those of comments
         plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
         fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
     general = fits == ["transformers"]  # by a launcher's name, which any trainer may have

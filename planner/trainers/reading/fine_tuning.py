@@ -17,7 +17,7 @@ from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError, Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
-from planner.trainers.reading.model_notes import of_joint_layers, of_model
+from planner.trainers.reading.model_notes import of_absent_layers, of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
@@ -154,6 +154,9 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
+    if (passed := of_absent_layers(job.given, ADAPTED, job.model, base_weights.spec_of(job.given, model))) and job.lora_rank:
+        adapted = job.given.first(*ADAPTED)
+        job = dataclasses.replace(job, lora_targets=adapter_targets(adapted), notes=(*job.notes, *passed))
     found += of_model(model, adapted, job.lora_targets, job.lora_rank)
     frozen, noted = _frozen(job)
     tensors, apart = _of_tensors(job, model, frozen)

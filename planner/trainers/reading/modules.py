@@ -50,15 +50,18 @@ def with_modules(tree: ast.Module, file: Path) -> ast.Module:
 
 
 def takes_settings(tree: ast.Module, file: Path) -> bool:
-    """Whether a program takes a class of fields alone from a file of its project and changes none of them where it makes it:
-    Config(), CFG.name."""
+    """Whether a program takes a mapping or a number from a file of its project, or a class of fields alone of which it changes none
+    where it makes it: Config(), CFG.name."""
     program = _module(file, tree)
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
     bare = {id(one.func) for one in calls if not (one.args or one.keywords)}
     bare |= {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
     for name in program.imported:
         uses = [id(one) for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name]
-        node = _found(program, name, {})[1] if uses and bare.issuperset(uses) else None
+        node = _found(program, name, {})[1] if uses else None
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict | ast.Constant):
+            return True
+        node = node if bare.issuperset(uses) else None
         parts = node.body if isinstance(node, ast.ClassDef) and not node.bases else []
         inner = [one for one in parts if isinstance(one, ast.FunctionDef)]
         fields = any(isinstance(one, ast.Assign | ast.AnnAssign) for one in parts)

@@ -82,7 +82,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
         single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
         data = {name: value for name, value in given.data.items() if name not in single}
-        given.data = {**data, **parts_of(code, trainers), **put_by(code)}
+        given.data = {**data, **parts_of(code, trainers), **put_by(code, code.calls(*TRAINERS))}
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
