@@ -53,7 +53,7 @@ DECIDES = re.compile(
     r"|random_ltd)\.enabled|sparse_attention|custom_fsdp|precision_aware|last_pipeline_num|virtual_pipeline|recompute_num_layers).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
-ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
+ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?|freeze_(moe_)?(gate|router)s?")
 """Switches of an image encoder, which is not in the plan."""
 ENCODERS = re.compile(
     r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"

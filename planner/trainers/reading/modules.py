@@ -7,11 +7,9 @@ from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError
-from planner.trainers.reading.python_text import tree_of
+from planner.trainers.reading.python_text import FAR, tree_of
 
 MOST_FILES, MOST_NAMES = 60, 400
-FAR = 1_000_000
-"""Lines between a program and each module, so that what stands in the program comes first."""
 LARGEST = 400_000
 """Bytes of a module that is read."""
 INSTALLED = ("trl", "transformers", "peft", "accelerate", "deepspeed")

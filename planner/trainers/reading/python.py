@@ -200,7 +200,7 @@ class Script:
         home = self._home.get(id(at))
         while True:
             some = self._names.get((id(home), name), [])
-            before = [one for one in some if one.line <= getattr(at, "lineno", 0)] if home is self._home.get(id(at)) else some
+            before = some if home is not self._home.get(id(at)) else python_text.above(some, getattr(at, "lineno", 0))
             before = [one for one in before if id(one.value) not in self._waiting] or before  # n = n // 2: the one above
             if before:
                 return self._decided(before, name)
