@@ -15,8 +15,9 @@ from planner.trainer_options import spell
 from planner.trainers.reading import base_weights, kernels, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import OtherMachineError, Question
+from planner.trainers.reading.given import Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
+from planner.trainers.reading.machines import require_gpus
 from planner.trainers.reading.model_notes import of_absent_layers, of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
@@ -124,10 +125,7 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
-    for name in ("use_cpu", "no_cuda", "use_mps_device"):
-        if job.given.flag(name):
-            what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
-            raise OtherMachineError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
+    require_gpus(job.given)
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
