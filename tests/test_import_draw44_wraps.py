@@ -151,3 +151,10 @@ train(CONFIG)
 def test_routers_that_are_frozen_are_no_refusal(tmp_path: Path) -> None:
     command = "python tune.py --per_device_train_batch_size 2 --bf16 --deepspeed zero2 --freeze_gate True"
     assert _run(tmp_path, WHOLE, command).fields["zero"] == 0
+
+
+@pytest.mark.parametrize("program", ["src/train.py", "train.py"])
+def test_a_program_with_the_name_of_llama_factorys_is_read_by_what_it_builds(tmp_path: Path, program: str) -> None:
+    command = f"deepspeed --include=localhost:0 {program} --data_path train.json --deepspeed zero2 --model_max_length 2048"
+    found = _run(tmp_path, WHOLE, f"{command} --per_device_train_batch_size 2 --fp16 True", program)
+    assert (found.fields["micro_batch_size"], found.sequence_length, found.precision, found.questions) == (2, 2048, "fp16", ())

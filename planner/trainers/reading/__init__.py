@@ -109,8 +109,10 @@ def _counted(path: Path, text: str, said: Given) -> Given:
     return said.with_settings({**said.settings, named[1]: str(said.num_gpus)})
 
 
-OF_LLAMA_FACTORY = re.compile(r"llama-?factory|\blmf\b|train_bash|--(stage|finetuning_type|cutoff_len)\b|\.(ya?ml|json)\b")
-"""Words of its commands, beside src/train.py, which other projects have too."""
+OF_LLAMA_FACTORY = re.compile(
+    r"llama-?factory|\blmf\b|train_bash|--(stage|finetuning_type|cutoff_len)\b|train(\.py)?\s+\S+\.(ya?ml|json)\b"
+)
+"""Words of its commands, beside src/train.py, which other projects have too, and which has no file as an option of its own."""
 FOLLOWED = {"Megatron-Bridge": "megatron-bridge", "NeMo": "nemo"}
 """Libraries whose programs are followed under the options of the command that starts them -> their reader."""
 OWN_NUMBER = re.compile(
