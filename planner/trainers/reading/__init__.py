@@ -48,7 +48,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     shown = IN_A_FILE.sub("", text) if _ending(path, text) in SHELL else text
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{shown}\n{run}" if one in first else shown)]
-    if fits == ["transformers"] and _ending(path, text) in SHELL:  # whose words are those of any launcher, in comments too
+    if set(fits) <= {"transformers", "trl"} and _ending(path, text) in SHELL:  # whose words may be those of comments
         plain = re.sub(r"^[ \t]*#(?!!).*", "", text, flags=re.MULTILINE)
         fits = [one for one in fits if _looks_like(readers[one].FORM, path, plain)]
     general = fits == ["transformers"]  # by a launcher's name, which any trainer may have
@@ -109,8 +109,10 @@ def _counted(path: Path, text: str, said: Given) -> Given:
     return said.with_settings({**said.settings, named[1]: str(said.num_gpus)})
 
 
-OF_LLAMA_FACTORY = re.compile(r"llama-?factory|\blmf\b|train_bash|--(stage|finetuning_type|cutoff_len)\b|\.(ya?ml|json)\b")
-"""Words of its commands, beside src/train.py, which other projects have too."""
+OF_LLAMA_FACTORY = re.compile(
+    r"llama-?factory|\blmf\b|train_bash|--(stage|finetuning_type|cutoff_len)\b|train(\.py)?\s+\S+\.(ya?ml|json)\b"
+)
+"""Words of its commands, beside src/train.py, which other projects have too, and which has no file as an option of its own."""
 FOLLOWED = {"Megatron-Bridge": "megatron-bridge", "NeMo": "nemo"}
 """Libraries whose programs are followed under the options of the command that starts them -> their reader."""
 OWN_NUMBER = re.compile(

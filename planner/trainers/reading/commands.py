@@ -22,6 +22,7 @@ from planner.trainers.reading.given import (
     note_of_several,
 )
 from planner.trainers.reading.launch_options import overlaid
+from planner.trainers.reading.programs import argument_files, program_file
 from planner.trainers.reading.python_text import shell_of_cells
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, preset
@@ -371,6 +372,8 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
     named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
     named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json")) and "=" not in word]
+    parsed_from = argument_files(program_file(path, found.program), found.settings) if not named else {}
+    named += [found.settings.pop(name, value) for name, value in parsed_from.items()]
     if not named:
         _require_named(path, found.words, said)
     data: dict[str, Any] = {}

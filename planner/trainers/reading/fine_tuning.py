@@ -15,9 +15,10 @@ from planner.trainer_options import spell
 from planner.trainers.reading import base_weights, by_release, kernels, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import OtherMachineError, Question
+from planner.trainers.reading.given import Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
-from planner.trainers.reading.model_notes import of_joint_layers, of_model
+from planner.trainers.reading.machines import require_gpus
+from planner.trainers.reading.model_notes import of_absent_layers, of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
@@ -55,7 +56,7 @@ DECIDES = re.compile(
     r"|random_ltd)\.enabled|sparse_attention|custom_fsdp|precision_aware|last_pipeline_num|virtual_pipeline|recompute_num_layers).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
-ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
+ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?|freeze_(moe_)?(gate|router)s?")
 """Switches of an image encoder, which is not in the plan."""
 ENCODERS = re.compile(
     r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"
@@ -126,10 +127,7 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
-    for name in ("use_cpu", "no_cuda", "use_mps_device"):
-        if job.given.flag(name):
-            what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
-            raise OtherMachineError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
+    require_gpus(job.given)
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
@@ -156,6 +154,9 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
+    if (passed := of_absent_layers(job.given, ADAPTED, job.model, base_weights.spec_of(job.given, model))) and job.lora_rank:
+        adapted = job.given.first(*ADAPTED)
+        job = dataclasses.replace(job, lora_targets=adapter_targets(adapted), notes=(*job.notes, *passed))
     found += of_model(model, adapted, job.lora_targets, job.lora_rank)
     frozen, noted = _frozen(job)
     tensors, apart = _of_tensors(job, model, frozen)

@@ -7,6 +7,8 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.hardware.names import profile_named
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import OtherMachineError
+from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.starting import batch_options
 from planner.trainers.reading.values import read_text
 
@@ -110,3 +112,11 @@ def _kind(path: Path, text: str) -> str | None:
         return said[1].lower()
     there = next((one for part in path.parts[-MOST_PARTS:] if (one := _FOLDER.search(part))), None)
     return there[1].lower() if there else None
+
+
+def require_gpus(given: Settings) -> None:
+    """Raises OtherMachineError where arguments of transformers say that it trains on something else."""
+    for name in ("use_cpu", "no_cuda", "use_mps_device"):
+        if given.flag(name):
+            what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
+            raise OtherMachineError(f"{given.where(name)}: {what}; --set {name}=false imports the job for GPUs")

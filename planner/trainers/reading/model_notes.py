@@ -1,10 +1,12 @@
 """What a plan leaves out, or prices too high, of some models that configurations name."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from planner.model import ModelSpec
 from planner.trainers.reading.layer_names import EVERY, listed
+from planner.trainers.reading.settings import Settings
 from planner.units import GIB, GIGA
 
 TOWERS = {"gemma-3-4b": 0.42, "gemma-3-12b": 0.42, "gemma-3-27b": 0.42}
@@ -58,3 +60,19 @@ def of_trained_images(model: ModelSpec | None, frozen_by: str) -> tuple[str, ...
     billions = model.vision.parameters / GIGA
     what = "the image encoder is trained too, and priced frozen: memory comes out too low by gradients and states of"
     return (f"{what} {billions:.2f} billion weights; {frozen_by} freezes it",)
+
+
+OF_GPT_J = ("fc_in", "fc_out", "wte")
+"""Layers of GPT-J and CodeGen that people list for all models, after an example of TRL: PEFT adapts those of a list that are there.
+[trl, examples/research_projects/stack_llama_2/scripts/dpo_llama2.py; peft, tuners/tuners_utils.py: inject_adapter]"""
+
+
+def of_absent_layers(given: Settings, names: Sequence[str], label: str | None, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note about layers listed under one of some ``names`` that the model does not have, which are taken out of the list."""
+    name = next((one for one in names if given.get(one) is not None), "")
+    tails = {str(one): str(one).rpartition(".")[2].lower() for one in listed(given.get(name) or "")}
+    if model is None or not {"fc_in", "q_proj"} <= {*tails.values()} or re.search(r"(?i)gpt-?j|codegen", f"{label} {model.name}"):
+        return ()
+    gone = [one for one, tail in tails.items() if tail in OF_GPT_J or (model.gated and tail == "out_proj")]
+    given.data = {**given.data, name: [one for one in tails if one not in gone]}
+    return (f"adapters on {', '.join(gone)}: {model.name} has no such layers, which PEFT passes over",)

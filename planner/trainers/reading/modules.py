@@ -7,11 +7,9 @@ from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError
-from planner.trainers.reading.python_text import tree_of
+from planner.trainers.reading.python_text import FAR, tree_of
 
 MOST_FILES, MOST_NAMES = 60, 400
-FAR = 1_000_000
-"""Lines between a program and each module, so that what stands in the program comes first."""
 LARGEST = 400_000
 """Bytes of a module that is read."""
 INSTALLED = ("trl", "transformers", "peft", "accelerate", "deepspeed")
@@ -50,15 +48,18 @@ def with_modules(tree: ast.Module, file: Path) -> ast.Module:
 
 
 def takes_settings(tree: ast.Module, file: Path) -> bool:
-    """Whether a program takes a class of fields alone from a file of its project and changes none of them where it makes it:
-    Config(), CFG.name."""
+    """Whether a program takes a mapping or a number from a file of its project, or a class of fields alone of which it changes none
+    where it makes it: Config(), CFG.name."""
     program = _module(file, tree)
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
     bare = {id(one.func) for one in calls if not (one.args or one.keywords)}
     bare |= {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
     for name in program.imported:
         uses = [id(one) for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name]
-        node = _found(program, name, {})[1] if uses and bare.issuperset(uses) else None
+        node = _found(program, name, {})[1] if uses else None
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict | ast.Constant):
+            return True
+        node = node if bare.issuperset(uses) else None
         parts = node.body if isinstance(node, ast.ClassDef) and not node.bases else []
         inner = [one for one in parts if isinstance(one, ast.FunctionDef)]
         fields = any(isinstance(one, ast.Assign | ast.AnnAssign) for one in parts)

@@ -26,7 +26,7 @@ from planner.trainers.reading.running import WithModules
 from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, cut_length, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
-from planner.trainers.reading.training_arguments import DOUBLED, LENGTHS, MODES, RANKS, WHOLE
+from planner.trainers.reading.training_arguments import DOUBLED, LENGTHS, MODES, RANKS, TARGETS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
     CONFIGS,
@@ -72,7 +72,9 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     code = _followed(file, {**usual, **given.data}, gpus)
     own = {} if code is None else {**own_code(code, decided, by_rank), **of_loop(code)}
     idle = set() if code is None else _idle(code)
-    usual = {name: value for name, value in usual.items() if name not in idle}
+    whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
+    usual = {name: value for name, value in usual.items() if name not in idle | whole}
+    given.data = {name: value for name, value in given.data.items() if name not in whole}
     given.data = {name: gap([name]) if name in idle and value is not None else value for name, value in given.data.items()}
     if code is not None and given.said is not None:
         given.late += own_steps(code, given.said)
@@ -83,7 +85,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
         single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
         data = {name: value for name, value in given.data.items() if name not in single}
-        given.data = {**data, **parts_of(code, trainers), **put_by(code)}
+        given.data = {**data, **parts_of(code, trainers), **put_by(code, code.calls(*TRAINERS))}
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
@@ -109,6 +111,18 @@ def _has_own_names(data: Mapping[str, Any]) -> bool:
     """Whether a program has a name of its own for its batch, and none that says whether it checkpoints."""
     own = any(re.fullmatch(r"(train_|micro_)?(batch_?size|bsz)", one) for one in data)
     return own and not any("checkpointing" in one for one in data)
+
+
+def _trains_all(program: Program) -> bool:
+    """Whether a program that builds its trainer and loads its model makes no adapters, whatever words it takes for them."""
+    loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
+    makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
+    return bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
+
+
+def _without_classes(tree: ast.Module) -> str:
+    """The text of what is no class of settings."""
+    return "\n".join(ast.unparse(one) for one in tree.body if not (isinstance(one, ast.ClassDef) and one.decorator_list))
 
 
 HANDED_ON = ("gradient_checkpointing", "gradient_accumulation_steps", "bf16", "fp16", "optim")

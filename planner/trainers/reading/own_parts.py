@@ -54,9 +54,11 @@ ARGUMENTS = re.compile(
 """Arguments of transformers and TRL that decide time or memory."""
 
 
-def put_by(script: Running) -> dict[str, Any]:
-    """Such arguments that a program sets itself on those it has parsed, whatever its command says."""
-    found: dict[str, Any] = {}
+def put_by(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
+    """Such arguments that a program sets itself on those it has parsed, or gives its trainer beside them, whatever its command
+    says."""
+    given = {name: value for call in trainers[:1] for name, value in script.keywords(call).items() if ARGUMENTS.fullmatch(name)}
+    found = {name: value for name, value in given.items() if isinstance(value, int)}
     for call in script.calls(*PARSES):
         found |= {name: value for name, value in script.set_on(call).items() if ARGUMENTS.fullmatch(name)}
     return found

@@ -13,7 +13,7 @@ from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 
-BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
+BUILT = re.compile(r"(?s)(?<!class )\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
 """A program that builds a trainer and takes no options."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")

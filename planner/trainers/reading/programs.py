@@ -41,7 +41,7 @@ def program_file(script: Path, program: str) -> Path | None:
 
 def starts_a_trainer(script: Path, commands: str) -> bool:
     """Whether one of the programs that commands start, which is there, builds a trainer of transformers, TRL or unsloth."""
-    names = dict.fromkeys(re.findall(r"(?<![\w.-])[^\s=]{1,200}\.py(?=\s|$)", commands))
+    names = dict.fromkeys(re.findall(r"(?<![\w.-])[^\s=]{1,200}\.py(?=\s|$)|(?<=\s-m )[\w.]{1,200}", commands))
     files = [file for one in list(names)[:MOST_PROGRAMS] if (file := program_file(script, one)) is not None]
     return any(re.search(r"\b(SFT|DPO|Seq2Seq|Unsloth)?Trainer\(", read_text(one)) for one in files)
 
@@ -139,6 +139,22 @@ def usual_options(file: Path | None) -> dict[str, Any]:
     for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) in OPTIONS):
         found |= _argument(call)
     return found
+
+
+def argument_files(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """{option: file} of those that name what a program parses its arguments from: parser.parse_json_file(args.train_args_file);
+    ``given`` by its command, else at its default."""
+    parses = re.compile(r"\bparse_(json|yaml)_file\(")
+    if file is None or parses.search(read_text(file)) is None or (tree := _Classes(file).tree) is None:
+        return {}
+    nodes = list(ast.walk(tree))
+    held = {ast.unparse(one.targets[0]): one.value for one in nodes if isinstance(one, ast.Assign)}
+    calls = [one for one in nodes if isinstance(one, ast.Call) and parses.match(f"{last_name(one.func)}(")]
+    inner = [part for one in calls for word in (*one.args, *(word.value for word in one.keywords)) for part in ast.walk(word)]
+    inner += [part for one in inner if isinstance(one, ast.Name) for part in ast.walk(held.get(one.id, one))]
+    usual = usual_options(file)
+    found = {one.attr: given.get(one.attr, usual.get(one.attr)) for one in inner if isinstance(one, ast.Attribute)}
+    return {name: value for name, value in found.items() if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml"))}
 
 
 OPTIONS = ("add_argument", "option")

@@ -200,7 +200,7 @@ class Script:
         home = self._home.get(id(at))
         while True:
             some = self._names.get((id(home), name), [])
-            before = [one for one in some if one.line <= getattr(at, "lineno", 0)] if home is self._home.get(id(at)) else some
+            before = some if home is not self._home.get(id(at)) else python_text.above(some, getattr(at, "lineno", 0))
             before = [one for one in before if id(one.value) not in self._waiting] or before  # n = n // 2: the one above
             if before:
                 return self._decided(before, name)
@@ -218,11 +218,12 @@ class Script:
         return values[0] if same and (some[start].sure or len(values) > 1 or len(some) == 1) else gap([name])
 
     def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
-        """What all calls of a function give a parameter, else its default; None = there is no such parameter."""
+        """What all calls of a function that may run give a parameter, or its default; None = there is no such parameter."""
         arguments, calls = function.args, self._calls.get(python_text.called_as(function, self._owner), [])
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
         calls = [one for one in calls if isinstance(one.func, ast.Name)] or calls  # train(...), beside trainer.train()
+        calls = python_text.reached(calls, self._home, self._calls)
         if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
             rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
             return ({str(one.arg): self._value(one.value) for one in rest},)
@@ -231,12 +232,11 @@ class Script:
         place = names.index(name) - (names[0] in ("self", "cls")) if name in [one.arg for one in positional] else -1
         given = [python_text.given_for(name, place, one) for one in calls]
         given = [one for one in given if not (getattr(one, "id", "") == name and self._home.get(id(one)) is function)]
-        if calls and len(given) == len(calls) and None not in given:  # no call leaves it at its default
-            values = [self._value(one) for one in given if one is not None]
-            return (values[0] if all(one == values[0] for one in values) else gap([name]),)
         bare = [None] * (len(positional) - len(arguments.defaults))
-        default = dict(zip(names, [*bare, *arguments.defaults, *arguments.kw_defaults], strict=True))[name]
-        return (gap([name]),) if default is None else (self._value(python_text.default_of(default)),)
+        usual = dict(zip(names, [*bare, *arguments.defaults, *arguments.kw_defaults], strict=True))[name]
+        usual = usual and python_text.default_of(usual)
+        values = [gap([name]) if one is None else self._value(one) for one in [one or usual for one in given] or [usual]]
+        return (values[0] if all(one == values[0] for one in values) else gap([name]),)
 
     def _of_attribute(self, node: ast.Attribute) -> Any:
         name = node.attr

@@ -3,7 +3,7 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -290,3 +290,18 @@ def called_as(function: Function, owners: Mapping[int, str]) -> str:
     """The name under which a function is called: that of its class where it makes the objects of one; ``owners``: methods' classes
     by ids."""
     return owners.get(id(function), function.name) if function.name == "__init__" else function.name
+
+
+def reached(calls: list[ast.Call], homes: Mapping[int, Function | None], called: Collection[str]) -> list[ast.Call]:
+    """Calls without those in functions that nothing calls, where others are there; ``homes`` of calls by ids."""
+    names = {id(one): getattr(homes.get(id(one)), "name", "main") for one in calls}
+    return [one for one in calls if names[id(one)] in ("main", "__init__") or names[id(one)] in called] or calls
+
+
+FAR = 1_000_000
+"""Lines between a program and each module, so that what stands in the program comes first."""
+
+
+def above(some: list[Bound], line: int) -> list[Bound]:
+    """What of a name is bound above a line; what a module says is, and the program's own goes before it."""
+    return [one for one in some if one.line <= line] or [one for one in some if line < FAR <= one.line]

@@ -10,9 +10,10 @@ from typing import Any
 
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
-from planner.trainers.reading.modules import FAR, with_modules
+from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.python import MOST_STEPS, Script
 from planner.trainers.reading.python_text import (
+    FAR,
     UNNAMED,
     Bound,
     Function,

@@ -4,8 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from planner.trainers.reading.modules import FAR
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import FAR, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import BATCH, derived_from
 

@@ -41,7 +41,7 @@ def objective_of(given: Settings, script: str) -> str:
     folder = "" if given.built else given.path.resolve().parent.name  # what a program builds tells more than where it lies
     words = re.split(r"[^a-z0-9]+", PAIRED.sub("", f"{folder}/{given.path.stem}/{script}".lower()))
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
-    if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
+    if any(given.data.get(one) is not None for one in ("gamma_beta_ratio", "simpo_gamma")):  # said, and no default of its program
         foreign = "SIMPO"
     by = ""
     for name, words_of_step in OTHER_STEPS.items():
