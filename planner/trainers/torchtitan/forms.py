@@ -89,6 +89,9 @@ def _plain(data: Mapping[str, Any]) -> Sections:
 # ---------------------------------------------------------------------------------------------------------------- TOML
 
 
+EAGER_LOSS = "0.0.2"
+"""torchtitan before [parallelism], whose loss was compiled for two months alone.  [e10cb9494, e8977b007]"""
+COMPILED_LOSS = "the loss is priced uncompiled: from 2024-10-22 to 2024-12-18 it was compiled, with 10 bytes less for each logit"
 TABLES = (
     "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "checkpoint", "validation",
     "comm", "activation_checkpoint", "compile", "float8", "mx", "quantize", "experimental", "fault_tolerance", "memory_estimation",
@@ -106,6 +109,7 @@ def _renamed(found: Sections, experimental: dict[str, Any]) -> None:
             if name in section:
                 found["parallelism"].setdefault(name, section[name])
                 found["training"].pop(name, None)
+    found["training"].pop("fp8_linear", None)  # read with the converters
     if (joint := found["parallelism"].pop("enable_loss_parallel", None)) is not None:
         found["parallelism"].setdefault("disable_loss_parallel", not joint)
     if (parts := found["parallelism"].pop("module_names_per_model_chunk", None)) is not None:
@@ -119,11 +123,27 @@ def _renamed(found: Sections, experimental: dict[str, Any]) -> None:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
 
 
+def _microbatches(found: Sections, experimental: dict[str, Any]) -> list[Question]:
+    """Until 2025-04 there were as many microbatches as stages where nothing said their number, since then each has one sequence:
+    what is asked where a table with ``batch_size``, of both times, says neither.  [5e2033c75, pipelining_utils.py]"""
+    own, place = found["parallelism"], "pipeline_parallel_degree"
+    before = next((one[place] for one in (experimental, found["training"]) if place in one), None)
+    if before is not None and "pipeline_parallel_microbatches" not in experimental:
+        own.setdefault("pipeline_parallel_microbatches", before)
+    said = {"pipeline_parallel_microbatches", "pipeline_parallel_microbatch_size"} & own.keys()
+    if said or own.get(place, 1) == 1 or "batch_size" not in found["training"]:
+        return []
+    about = "sequences of a microbatch: 1 since 2025-04, before then batch_size over the number of stages"
+    return [Question(name="parallelism.pipeline_parallel_microbatch_size", about=about, choices=("1",))]
+
+
 def tables(path: Path, data: dict[str, Any]) -> Sections:
     """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
     found = _plain(data)
     experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
     old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
+    dated = {"data_parallel_degree", *_OLD_PARALLEL} & {*found["training"], *(experimental or {})}  # until 2025-02
+    asked_parts = _microbatches(found, dict(experimental or {}))
     _renamed(found, dict(experimental or {}))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
     inner = {name: value for name, value in _table(data, "model").items() if isinstance(value, Mapping) and not is_off(name, value)}
@@ -139,7 +159,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
     mode = checkpoint.get("mode", "selective")
-    other["questions"] = [*asked, *more, *([between(mode)] if mode in BETWEEN else [])]
+    other["questions"] = [*asked, *more, *asked_parts, *([between(mode)] if mode in BETWEEN else [])]
     other["recompute"] = mode_of(path, "selective" if mode in BETWEEN else mode)
     named = "per_op_sac_force_recompute_mm_shapes_by_fqns"
     if [one for one in checkpoint.get(named) or () if "router" not in str(one)]:
@@ -174,6 +194,9 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     parts = _table(data, "compile").get("components", ["model"])
     parts = parts.split(",") if isinstance(parts, str) else parts
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
+    if dated:
+        other["version"] = EAGER_LOSS
+        notes += [COMPILED_LOSS] * other["compile"]
     other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
 
@@ -197,6 +220,7 @@ def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any]
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
     old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
+    old |= str(_table(data, "training").get("fp8_linear", "")).lower() not in ("", "false")  # until 2024-07
     if old and ("parallelism" in data or "converters" in model):  # a month after converters took its place, in 2025-02
         old = False
         if not converters:
@@ -252,6 +276,9 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
             for part in reversed(key.split(".")):
                 inner = {part: inner}
             data = merged(data, {section: inner})
+    for name in given.settings:  # as answers to what a function that is not there would say
+        if registered and name.partition(".")[0] in SECTIONS:
+            data.setdefault(name.partition(".")[0], {})
     if questions:
         choices = {name: tuple(script.choices.get(name, ())) for name in questions}
         ask(
@@ -303,11 +330,28 @@ def _registered(path: Path, words: list[str], given: Given) -> Sections:
     file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
     told = module.rpartition(".")[2] in OWN_MODULES or any(re.match(r"--activation[-_]checkpoint\.", one) for one in words)
     if file is None and told and any(one.startswith("--parallelism.") for one in words):
-        return {}  # its flags say the layout
+        return {"other": _of_upstream(words, module, config, given)}  # its flags say the layout
     if file is None:
         raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")
     settings = {**given.settings, "config": config}
     return of_module(file, read_text(file), replace(given, settings=settings))
+
+
+def _of_upstream(words: list[str], module: str, config: str, given: Given) -> dict[str, Any]:
+    """What a function of torchtitan's own registry decides, which is not there: asked where no flag says it."""
+    flags = {name.replace("-", "_") for name, _, _ in options(words_of(words))} | given.settings.keys()
+    flags |= {"training.seq_len"} if given.sequence_length else set()
+    flags |= {"training.local_batch_size"} if given.micro_batch_size else set()
+    flags |= {"activation_checkpoint.mode"} if any(re.match("activation[-_]checkpoint:", one) for one in words) else set()
+    tp = ["parallelism.tensor_parallel_degree"] * bool(re.search(r"\d\db", config))  # 8 in those of large models
+    places = ("training.local_batch_size|training.num_tokens_per_microbatch_per_dp_rank",
+              "training.seq_len|training.max_context_length", "activation_checkpoint.mode", *tp)  # fmt: skip
+    about = f"{config} of torchtitan's {module} says it"
+    asked = [Question(name=one.partition("|")[0], about=about) for one in places if not flags & set(one.split("|"))]
+    family, _, flavor = config.rpartition("_")
+    said = f"{config} of torchtitan's {module} is not there: its optimizer, loss and converters are taken as torchtitan's defaults"
+    return {"notes": [said], "questions": asked, "module": True, "called": config, "compile": False,
+            "model": model_named([], family, flavor)}  # fmt: skip
 
 
 def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
@@ -316,6 +360,8 @@ def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
     names = {"activation_checkpoint": ("recompute", "layers", "version"), "optimizer": ("optimizer",), "compile": ("compile",),
              "precision": ("precision", "grouped"), "debug": ("balanced",)}  # fmt: skip
+    if "selective_ac_option" not in _table(data, "activation_checkpoint"):  # the function's own word stays
+        found["other"].pop("layers", None)
     kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 

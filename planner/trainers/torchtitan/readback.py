@@ -17,7 +17,7 @@ from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
-from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.forms import EAGER_LOSS, sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
@@ -254,7 +254,7 @@ def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool)
     said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
     backend = str(parallel["expert_parallel_comm_backend"])
     said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""
-    version = f"@{other['version']}" if "layers" in other else ""
+    version = f"@{other['version']}" if "layers" in other or other.get("version") == EAGER_LOSS else ""
     return spell(f"torchtitan{version}", {name: value for name, value in said.items() if value})
 
 
