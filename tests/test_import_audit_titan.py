@@ -6,7 +6,7 @@ import pytest
 from import_files import written
 from test_import_olmo_core import SCRIPT, USUAL
 
-from planner.layout import Schedule
+from planner.layout import Recompute, Schedule
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -80,6 +80,26 @@ def test_a_function_of_torchtitans_registry_that_is_not_there(tmp_path: Path) ->
     found = _read(tmp_path, script.format("llama3_8b"), "run.sh", said)
     assert (found.fields["micro_batch_size"], found.sequence_length, found.trainer) == (1, 8192, "torchtitan+compile=off")
     assert found.model is not None and found.model.name == "llama-3.1-8b" and "is not there" in found.notes[0]
+
+
+def test_what_is_compiled_and_what_tokens_make(tmp_path: Path) -> None:
+    for parts, said in (('["loss"]', "10 bytes less"), ('["model"]', "10 bytes more"), ('["model", "loss"]', "")):
+        notes = " ".join(_read(tmp_path, f"{TOML}[parallelism]\n[compile]\nenable = true\ncomponents = {parts}\n").notes)
+        assert said in notes and bool(notes) == bool(said)
+    module = REGISTRY.format(chunks="").replace("local_batch_size=1, seq_len=8192", "max_context_length=8192")
+    found = _read(tmp_path, module, "llama3/config_registry.py")  # of 16384 tokens
+    assert (found.sequence_length, found.fields["micro_batch_size"]) == (8192, 2)
+    compiled = "compile=CompileConfig(enable=True, components=['loss']),\n        parallelism="
+    found = _read(tmp_path, module.replace("parallelism=", compiled), "llama3/config_registry.py")
+    assert "10 bytes less" in " ".join(found.notes)
+
+
+def test_a_configuration_that_0_2_saved(tmp_path: Path) -> None:
+    text = """{"model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 2, "seq_len": 4096},
+        "parallelism": {"data_parallel_shard_degree": -1}, "activation_checkpoint": {"mode": "full"}, "compile": {"enable": false}}"""
+    found = _read(tmp_path, text, "a.json")
+    assert found.fields["recompute"] == int(Recompute.FULL) and found.trainer == "torchtitan+compile=off"
+    assert found.model is not None and found.model.name == "llama-3.1-8b"
 
 
 def test_pieces_of_a_loss(tmp_path: Path) -> None:

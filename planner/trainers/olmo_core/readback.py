@@ -264,7 +264,9 @@ def _other_bytes(script: Parts, parts: dict[str, ast.Call | None], compiled: boo
     """What the memory of a plan has otherwise."""
     reduced = word(parts.get("dp_config"), "reduce_dtype", script=script) == "bfloat16"
     fewer = f"{4 if compiled else 14} bytes less of a token and entry of the vocabulary"
+    ahead = script.keywords(data).get("prefetch_factor") if (data := parts.get("dp_config")) is not None else None
     return (
+        *[f"dp_config.prefetch_factor {shown(ahead)}: so many layers more lie gathered, 2 bytes of each weight"] * bool(ahead),
         *["dp_config.reduce_dtype bfloat16: gradients are reduced in it, and priced in float32"] * reduced,
         *[f"lm_head.loss_implementation fused_linear holds no logits: {fewer}"] * ("fused_linear" in script.names_used()),
     )

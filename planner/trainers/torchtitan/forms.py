@@ -21,6 +21,7 @@ from planner.trainers.torchtitan.own_registry import own_loss, own_model
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
     is_off,
+    of_components,
     of_foreign_tables,
     of_own_keys,
     of_replicas,
@@ -75,9 +76,13 @@ def sections(path: Path, text: str, given: Given) -> Sections:
         data = json_mapping(path, text, "a configuration saved by torchtitan")
         if "parallelism" not in data:
             raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
+        if "mode" in _table(data, "activation_checkpoint"):  # of 0.2, whose tables are those of TOML
+            found = tables(path, given.filled(data))
+            return {**found, "other": {**found["other"], "toml": True}}
         found = _plain(given.filled(data))
         even = _table(data, "debug").get("moe_force_load_balance")
-        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"], "balanced": even}}
+        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"], "balanced": even,
+                                   "compile": _table(data, "compile").get("enable") is True}}  # fmt: skip
     return _flags(path, text, given)
 
 
@@ -194,6 +199,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     parts = _table(data, "compile").get("components", ["model"])
     parts = parts.split(",") if isinstance(parts, str) else parts
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
+    notes += of_components(parts) if compiled and not dated else []
     if dated:
         other["version"] = EAGER_LOSS
         notes += [COMPILED_LOSS] * other["compile"]
