@@ -69,6 +69,12 @@ def test_variables_of_the_environment(tmp_path: Path) -> None:
     assert [one.name for one in _read(tmp_path, local="${LBS}").questions] == ["LBS"]
 
 
+def test_kernels_that_are_off(tmp_path: Path) -> None:
+    recompute = "  tp_size: 2\n  activation_checkpointing: true"
+    for split, off in (("", False), ("  tp_size: 2", True), (recompute, False)):
+        assert any("Liger's kernels" in one for one in _read(tmp_path, split=split).notes) is off
+
+
 def test_a_policy_between_is_asked(tmp_path: Path) -> None:
     found = _read(tmp_path, split="  activation_checkpointing: selective").questions
     assert [one.name for one in found] == ["distributed.activation_checkpointing"]
@@ -79,6 +85,8 @@ def test_a_policy_between_is_asked(tmp_path: Path) -> None:
     "automodel a.yaml --nproc-per-node 8 --step_scheduler.local_batch_size=4 --distributed.tp_size=2",
     "torchrun --nproc-per-node=8 nemo_automodel/recipes/llm/train_ft.py --config a.yaml --step_scheduler.local_batch_size 4"
     " --distributed.tp_size 2",
+    "torchrun --nproc-per-node=8 examples/llm_finetune/finetune.py -c a.yaml --step_scheduler.local_batch_size=4"
+    " --distributed.tp_size=2",
 ])  # fmt: skip
 def test_commands(tmp_path: Path, command: str) -> None:
     written(tmp_path, RECIPE.format(**USUAL), "a.yaml")

@@ -95,8 +95,8 @@ def test_what_is_compiled_and_what_tokens_make(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_0_2_saved(tmp_path: Path) -> None:
-    text = """{"model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 2, "seq_len": 4096},
-        "parallelism": {"data_parallel_shard_degree": -1}, "activation_checkpoint": {"mode": "full"}, "compile": {"enable": false}}"""
+    text = """{"model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 2}, "compile": {"enable": false},
+        "parallelism": {"data_parallel_shard_degree": -1}, "activation_checkpoint": {"mode": "full"}}"""
     found = _read(tmp_path, text, "a.json")
     assert found.fields["recompute"] == int(Recompute.FULL) and found.trainer == "torchtitan+compile=off"
     assert found.model is not None and found.model.name == "llama-3.1-8b"

@@ -14,5 +14,5 @@ NO_WORD = ("mxfp8",)
 FORM = (
     "yaml yml sh",
     r"_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:|\bautomodel +((finetune|pretrain|benchmark) +llm\b|\S+\.ya?ml\b)"
-    r"|nemo_automodel[./](cli[./]app|recipes[./]llm)",
+    r"|nemo_automodel[./](cli[./]app|recipes[./]llm)|\bexamples/llm\w*/\w+\.py +(--config|-c)\b",
 )

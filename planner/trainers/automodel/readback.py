@@ -33,6 +33,11 @@ FP8 = {
 }  # fmt: skip
 
 
+EAGER = (
+    "Liger's kernels, which transformers' layers have otherwise, are off with tp or cp above 1 and without use_liger_kernel: norms keep "
+    "4 bytes more of a token and hidden unit each, SwiGLU 2 of each unit over tp"
+)
+"""[_transformers/kernel_patches.py, _apply_preload_overrides]"""
 BY_PARTS = (
     "attention, MLP and norms of a layer are recomputed each by itself, so four inputs of a layer are kept and the plan has one: "
     "6 bytes more for each token, layer and hidden unit"
@@ -67,6 +72,9 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     model, notes = named_model(str(name), given.path) if name else (None, ())
     fields = _degrees(split, pipe, model, strategy)
     notes += by_parts("activation_checkpointing: ", fields, model, ", unless a release of 2026 wraps whole layers of transformers")
+    plain = fields["tp"] * fields["cp"] > 1 or not given.flag("model.use_liger_kernel", True)
+    dense = model is None or not model.is_moe  # mixtures are AutoModel's own
+    notes += (EAGER,) * (plain and dense and fields["recompute"] == Recompute.NONE)
     batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
     if fields["pp"] > 1:
         micro = pipe.size("pp_microbatch_size")
