@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer_options import spell
-from planner.trainers.automodel.forms import settings_of
+from planner.trainers.automodel.recipe_file import settings_of
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
@@ -34,8 +34,8 @@ FP8 = {
 
 
 EAGER = (
-    "Liger's kernels, which transformers' layers have otherwise, are off with tp or cp above 1 and without use_liger_kernel: norms keep "
-    "4 bytes more of a token and hidden unit each, SwiGLU 2 of each unit over tp"
+    "Liger's kernels, which transformers' layers have otherwise, are off with tp or cp above 1 and without use_liger_kernel: norms "
+    "keep 4 bytes more of a token and hidden unit each, SwiGLU 2 of each unit over tp"
 )
 """[_transformers/kernel_patches.py, _apply_preload_overrides]"""
 BY_PARTS = (

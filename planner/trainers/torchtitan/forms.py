@@ -195,16 +195,22 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
     if _table(data, "compile").get("enable_async_tensor_parallel") is True:  # where it stands since 0.3
         found["parallelism"].setdefault("enable_async_tensor_parallel", True)
-    compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
-    parts = _table(data, "compile").get("components", ["model"])
-    parts = parts.split(",") if isinstance(parts, str) else parts
-    other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
-    notes += of_components(parts) if compiled and not dated else []
-    if dated:
-        other["version"] = EAGER_LOSS
-        notes += [COMPILED_LOSS] * other["compile"]
+    other.update(_compiled(found, _table(data, "compile"), bool(dated), notes))
     other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
+
+
+def _compiled(found: Sections, table: Mapping[str, Any], dated: bool, notes: list[str]) -> dict[str, Any]:
+    """Whether the model is compiled, with notes on the loss; ``dated``: of the time before [parallelism]."""
+    compiled = table.get("enable", found["training"].pop("compile", False))
+    parts = table.get("components", ["model", "loss"])
+    parts = parts.split(",") if isinstance(parts, str) else parts
+    model = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
+    if dated:
+        notes += [COMPILED_LOSS] * model
+        return {"compile": model, "version": EAGER_LOSS}
+    notes += of_components(parts) if compiled else []
+    return {"compile": model}
 
 
 def _of_states(data: Mapping[str, Any]) -> dict[str, Any]:
