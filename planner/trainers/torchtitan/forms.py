@@ -135,8 +135,10 @@ def _microbatches(found: Sections, experimental: dict[str, Any]) -> list[Questio
     before = next((one[place] for one in (experimental, found["training"]) if place in one), None)
     if before is not None and "pipeline_parallel_microbatches" not in experimental:
         own.setdefault("pipeline_parallel_microbatches", before)
-    said = {"pipeline_parallel_microbatches", "pipeline_parallel_microbatch_size"} & own.keys()
-    if said or own.get(place, 1) == 1 or "batch_size" not in found["training"]:
+    said = {f"pipeline_parallel_{one}" for one in ("microbatches", "microbatch_size", "layers_per_stage")} & own.keys()
+    stages, batch = own.get(place, 1), found["training"].get("batch_size")
+    differ = all(isinstance(one, int) and one > 0 for one in (stages, batch)) and batch > stages > 1 and batch % stages == 0
+    if said or not differ:
         return []
     about = "sequences of a microbatch: 1 since 2025-04, before then batch_size over the number of stages"
     return [Question(name="parallelism.pipeline_parallel_microbatch_size", about=about, choices=("1",))]
