@@ -71,6 +71,16 @@ def test_torchtitans_own_script_need_not_be_there(tmp_path: Path, script: str) -
     assert found.num_gpus == 4 and {"tp": 2, "dp": 2, "micro_batch_size": 3}.items() <= found.fields.items()
 
 
+def test_of_several_trainings_one_is_read(tmp_path: Path) -> None:
+    written(tmp_path, f"{TOML}[training]\nlocal_batch_size = 2\n[parallelism]\n", "a.toml")
+    run = "NGPU=8 CONFIG_FILE=a.toml ./run_train.sh --parallelism.tensor_parallel_degree={}\n"
+    script = run.format("2 --training.seq_len 4096") + run.format(4)
+    found = _read(tmp_path, script, "run.sh", Given())
+    assert (found.fields["tp"], found.sequence_length) == (2, 4096) and "of 2 commands that train" in found.notes[-1]
+    found = _read(tmp_path, script, "run.sh", Given(settings={"which_training": "2"}))
+    assert (found.fields["tp"], found.sequence_length) == (4, 2048)
+
+
 def test_a_function_of_torchtitans_registry_that_is_not_there(tmp_path: Path) -> None:
     script = "MODULE=llama3 CONFIG={} ./run_train.sh --parallelism.data_parallel_shard_degree 4 --training.seq_len 8192\n"
     few = ["training.local_batch_size", "activation_checkpoint.mode"]

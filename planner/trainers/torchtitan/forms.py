@@ -9,15 +9,17 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.trainers.reading.commands import processes
-from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.commands import processes, which_training
+from planner.trainers.reading.given import CONFIG_FILE, WHICH_TRAINING, Given, Question, ask, note_of_several
 from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
+from planner.trainers.reading.shell.built_in import Script
 from planner.trainers.reading.shell.text import CLOSE
+from planner.trainers.reading.shell.tree import Command
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import USUAL_FLAVOR, builds_by_flavor, model_named
-from planner.trainers.torchtitan.own_registry import own_loss, own_model
+from planner.trainers.torchtitan.own_registry import of_upstream, own_loss, own_model
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
     is_off,
@@ -261,14 +263,15 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     given.used.update(given.settings.keys() & script.variables.mentioned)
     data: dict[str, Any] = {}
     questions: dict[str, str] = {}
-    words = [word for command in script.commands for word in command.words]
+    commands = _one_training(path, script, given)
+    words = [word for command in commands for word in command.words]
     registered: Sections = {}
     lists: dict[str, list[str]] = {}
     gpus: int | None = None
     toml = False
-    for command in script.commands:
+    for command in commands:
         registered = registered or _registered(path, command.words, given)
-        if any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words):
+        if _trains(command):
             gpus = processes(script, command)
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
@@ -302,6 +305,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     if registered:
         over = {**_over(path, data, given), "started": {"gpus": gpus}}
         over["other"] |= union
+        over["other"]["notes"] = [*registered["other"].get("notes", ()), *note_of_several(given)]
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
@@ -310,8 +314,25 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         data["model"] = {**data["model"], "converters": converters.split(",")}
     known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint", "debug"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
-    found["other"] |= {"toml": toml, **union}
+    found["other"] |= {"toml": toml, **union, "notes": [*found["other"]["notes"], *note_of_several(given)]}
     return {**found, "started": {"gpus": gpus}}
+
+
+def _trains(command: Command) -> bool:
+    return any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words)
+
+
+def _one_training(path: Path, script: Script, given: Given) -> list[Command]:
+    """All commands of a script; where several train, the one that is meant. Asks for what decides which of them runs."""
+    every = list({tuple(one.words): one for one in script.commands if _trains(one)}.values())
+    if len(every) < 2:
+        return script.commands
+    given.trainings[:] = [" ".join(one.words) for one in every]
+    waiting = next((name for one in every for name in one.under if name), None)
+    if waiting and given.setting(WHICH_TRAINING) is None:
+        about = f"which of the {len(every)} trainings of the script it starts"
+        ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
+    return [every[which_training(path, given) - 1]]
 
 
 def _of_union(path: Path, words: list[str], given: Given) -> dict[str, Any]:
@@ -344,28 +365,11 @@ def _registered(path: Path, words: list[str], given: Given) -> Sections:
     file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
     told = module.rpartition(".")[2] in OWN_MODULES or any(re.match(r"--activation[-_]checkpoint\.", one) for one in words)
     if file is None and told and any(one.startswith("--parallelism.") for one in words):
-        return {"other": _of_upstream(words, module, config, given)}  # its flags say the layout
+        return {"other": of_upstream(words, module, config, given)}  # its flags say the layout
     if file is None:
         raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")
     settings = {**given.settings, "config": config}
     return of_module(file, read_text(file), replace(given, settings=settings))
-
-
-def _of_upstream(words: list[str], module: str, config: str, given: Given) -> dict[str, Any]:
-    """What a function of torchtitan's own registry decides, which is not there: asked where no flag says it."""
-    flags = {name.replace("-", "_") for name, _, _ in options(words_of(words))} | given.settings.keys()
-    flags |= {"training.seq_len"} if given.sequence_length else set()
-    flags |= {"training.local_batch_size"} if given.micro_batch_size else set()
-    flags |= {"activation_checkpoint.mode"} if any(re.match("activation[-_]checkpoint:", one) for one in words) else set()
-    tp = ["parallelism.tensor_parallel_degree"] * bool(re.search(r"\d\db", config))  # 8 in those of large models
-    places = ("training.local_batch_size|training.num_tokens_per_microbatch_per_dp_rank",
-              "training.seq_len|training.max_context_length", "activation_checkpoint.mode", *tp)  # fmt: skip
-    about = f"{config} of torchtitan's {module} says it"
-    asked = [Question(name=one.partition("|")[0], about=about) for one in places if not flags & set(one.split("|"))]
-    family, _, flavor = config.rpartition("_")
-    said = f"{config} of torchtitan's {module} is not there: its optimizer, loss and converters are taken as torchtitan's defaults"
-    return {"notes": [said], "questions": asked, "module": True, "called": config, "compile": False,
-            "model": model_named([], family, flavor)}  # fmt: skip
 
 
 def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
