@@ -137,6 +137,14 @@ def test_nanotron_says_what_its_loss_holds_and_what_its_word_for_recompute_does(
     assert _read(tmp_path, NANOTRON.format(model="", parallel=""), "a.yaml").notes == ()
 
 
+def test_a_single_process_of_olmo_core_has_no_mixed_precision(tmp_path: Path) -> None:
+    written(tmp_path, SCRIPT.format(**{**USUAL, "model": "TransformerConfig.olmo2_190M(vocab_size=50304)"}), "train.py")
+    for mode, gpus, precision in (("train_single", 1, "fp32"), ("train", 8, "bf16")):
+        run = f"torchrun --nproc-per-node=8 train.py {mode} run1 cluster\n"
+        found = _read(tmp_path, run, "run.sh", Given())
+        assert (found.num_gpus, found.precision) == (gpus, precision)
+
+
 def test_a_loss_of_olmo_core_that_holds_no_logits(tmp_path: Path) -> None:
     model = "TransformerConfig.olmo2_190M(vocab_size=50304)"
     fused = "loss = LMLossImplementation.fused_linear"
