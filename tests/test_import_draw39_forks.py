@@ -147,8 +147,8 @@ def test_keys_that_are_given_twice_are_found_inside_sections() -> None:
 def test_selective_recompute_of_nanotron_is_what_flash_attention_does(tmp_path: Path) -> None:
     found = _read(tmp_path / "a.yaml", NANOTRON % ", recompute_granularity: SELECTIVE", "nanotron")
     assert found.fields["recompute"] == 0 and "recompute_granularity" in found.notes[0]
-    with pytest.raises(PlannerError, match="recompute_granularity"):
-        _read(tmp_path / "b.yaml", NANOTRON % ", recompute_granularity: FULL", "nanotron")
+    found = _read(tmp_path / "b.yaml", NANOTRON % ", recompute_granularity: FULL", "nanotron")  # which no model of 0.1 heeds
+    assert found.fields["recompute"] == 0 and "recompute_granularity full" in found.notes[0]
 
 
 # ------------------------------------------------------------------------------------------------- BigCode's Megatron-LM

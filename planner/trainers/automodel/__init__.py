@@ -11,4 +11,8 @@ SOURCE = (
     "components/distributed/config.py, components/distributed/mesh_utils.py, components/models/common/utils.py"
 )
 NO_WORD = ("mxfp8",)
-FORM = ("yaml yml", r"_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:")
+FORM = (
+    "yaml yml sh",
+    r"_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:|\bautomodel +((finetune|pretrain|benchmark) +llm\b|\S+\.ya?ml\b)"
+    r"|nemo_automodel[./](cli[./]app|recipes[./]llm)|\bexamples/llm\w*/\w+\.py +(--config|-c)\b",
+)

@@ -1,24 +1,25 @@
 """NeMo AutoModel: its YAML recipes."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer_options import spell
+from planner.trainers.automodel.recipe_file import settings_of
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import not_priced, quotient
 
 QUIET = re.compile(
     r"recipe|seed|benchmark\..*|step_scheduler\..*|dist_env\..*|rng\..*|checkpoint\..*|loss_fn\..*|(validation_)?(dataset|dataloader)s?\..*"
     r"|lr_scheduler\..*|ci\..*|wandb\..*|mlflow\..*|comet\..*|slurm\..*|skypilot\..*|tokenizer.*|optimizer\..*|packed_sequence\..*"
-    r"|clip_grad_norm\..*|max_grad_norm|model\.(?!text_config|config\.num_hidden|num_hidden).*|processor.*|freeze_config\..*|moe_metrics.*"
+    r"|clip_grad_norm\..*|max_grad_norm|model\.(?!text_config|config\.num_hidden|num_hidden).*|processor.*|freeze_config\..*|moe_metrics.*|autopipeline\..*|qat\..*"
     r"|distributed\.(pipeline\.\w+|moe\.\w+|defer_\w+|multimodal.*|dp_size|enable_async.*|patch_\w+|_target_)|peft\..*|fp8\..*"
     r"|quantization\..*|profiling\..*|compile\..*|distributed\.mp_policy\.(_target_|output_dtype|cast_forward_inputs)"
 )
@@ -32,6 +33,11 @@ FP8 = {
 }  # fmt: skip
 
 
+EAGER = (
+    "Liger's kernels, which transformers' layers have otherwise, are off with tp or cp above 1 and without use_liger_kernel: norms "
+    "keep 4 bytes more of a token and hidden unit each, SwiGLU 2 of each unit over tp"
+)
+"""[_transformers/kernel_patches.py, _apply_preload_overrides]"""
 BY_PARTS = (
     "attention, MLP and norms of a layer are recomputed each by itself, so four inputs of a layer are kept and the plan has one: "
     "6 bytes more for each token, layer and hidden unit"
@@ -43,15 +49,20 @@ LEAN = (("FusedLinearC", "fused_linear"), ("ChunkedC", "bf16"), ("TEParallelC", 
 
 
 def read(path: Path, said: Given) -> Reading:
-    """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of NeMo AutoModel"))), said=said), said.num_gpus)
+    """The job of a file, or of a command that starts one. Raises PlannerError."""
+    given, started, notes = settings_of(path, said)
+    found = parse(given, said.num_gpus or started)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     """The job that settings describe. Raises PlannerError."""
     if re.search(r"[dD]iffusion|Retriev|BiEncoder|Classif|KD|Eagle|DFlash", str(given.get("recipe", ""))):
         raise PlannerError(f"{given.where('recipe')} is {shown(given.get('recipe'))}, which is no training of a language model")
+    if wrong := [one for one in ("qat.enabled", "peft.use_dora") if given.flag(one)]:
+        raise not_priced(str(given.path), wrong, wrong)
     split, batches, peft = given.section("distributed"), given.section("step_scheduler"), given.section("peft")
+    pipe = given.section("autopipeline") if given.get("autopipeline") is not None else split.section("pipeline")  # until 0.3
     made = re.search(r"(ddp|megatron_fsdp|nvfsdp)\.\w+$", str(split.get("_target_", "")))  # of its first releases
     strategy = str(split.get("strategy") or (made[1] if made else "fsdp2"))
     if strategy not in ("fsdp2", "ddp"):
@@ -59,11 +70,14 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     name = given.get("model.pretrained_model_name_or_path") or given.get("model.config.pretrained_model_name_or_path")
     name = name or (given.get("model.config") if isinstance(given.get("model.config"), str) else None)
     model, notes = named_model(str(name), given.path) if name else (None, ())
-    fields = _degrees(split, model, strategy)
+    fields = _degrees(split, pipe, model, strategy)
     notes += by_parts("activation_checkpointing: ", fields, model, ", unless a release of 2026 wraps whole layers of transformers")
+    plain = fields["tp"] * fields["cp"] > 1 or not given.flag("model.use_liger_kernel", True)
+    dense = model is None or not model.is_moe  # mixtures are AutoModel's own
+    notes += (EAGER,) * (plain and dense and fields["recompute"] == Recompute.NONE)
     batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
     if fields["pp"] > 1:
-        micro = split.size("pipeline.pp_microbatch_size")
+        micro = pipe.size("pp_microbatch_size")
     gpus = num_gpus
     if gpus is not None:
         dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by tp, cp and pp")
@@ -79,7 +93,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         lora_targets=_targets(peft) if adapters else "all",
         frozen_weights=_frozen(given) if adapters else None,
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *(_beside(peft) if adapters else ())),
+        notes=(*notes, *(_beside(peft) if adapters else _other_bytes(given))),
     )  # fmt: skip
 
 
@@ -115,15 +129,13 @@ def _size(part: Settings, name: str) -> int:
     return 1 if value in (None, "none", "None", -1) else part.size(name)
 
 
-def _degrees(split: Settings, model: ModelSpec | None, strategy: str) -> dict[str, int]:
+def _degrees(split: Settings, pipe: Settings, model: ModelSpec | None, strategy: str) -> dict[str, int]:
     """Fields of Layout from the section distributed."""
     tp, cp, pp, ep = (_size(split, f"{name}_size") for name in ("tp", "cp", "pp", "ep"))
     mode = str(split.get("activation_checkpointing", False)).lower()
     if mode not in ("true", "false", "full", "none"):
-        raise PlannerError(
-            f"{split.where('activation_checkpointing')} is {mode}, which is not modelled; say --set "
-            "distributed.activation_checkpointing=true or =false"
-        )
+        about = f"it is {shown(mode)}, which has no plan that is the same; which is nearer"
+        split.ask(Question(name=f"{split.place}activation_checkpointing", about=about, choices=("true", "false")))
     keep = split.get("moe.reshard_after_forward" if ep > 1 else "reshard_after_forward")
     if ep > 1 and keep is None and split.get("reshard_after_forward") is not None:  # of dense models alone; people mix them up
         name, about = f"{split.place}moe.reshard_after_forward", "distributed.reshard_after_forward is not that of mixtures"
@@ -137,11 +149,11 @@ def _degrees(split: Settings, model: ModelSpec | None, strategy: str) -> dict[st
         "tp": tp, "cp": cp, "pp": pp, "ep": ep, "zero": 0 if strategy == "ddp" else 2 if gathered else 3,
         "sequence_parallel": int(split.flag("sequence_parallel") and tp > 1),
         "recompute": int(Recompute.FULL if mode in ("true", "full") else Recompute.NONE),
+        "offload_parameters": int(bool({split.section("offload_policy").get(one) for one in ("_target_", "pin_memory")} - {None})),
     }  # fmt: skip
     if cp > 1:
         fields["cp_method"] = int(CpMethod.RING)
     if pp > 1:
-        pipe = split.section("pipeline")
         schedule = pipe.choice("pp_schedule", SCHEDULES, "1f1b")
         fields |= {"schedule": int(schedule), "vpp": _chunks(pipe, model, pp) if schedule == Schedule.INTERLEAVED else 1}
         if schedule == Schedule.ZBV:
@@ -220,6 +232,24 @@ def _precision(given: Settings) -> str:
 def _optimizer(given: Settings) -> str:
     part = given.section("optimizer")
     return optimizer(part, str(part.get("_target_", "torch.optim.Adam")).rpartition(".")[2], "_target_")
+
+
+def _other_bytes(given: Settings) -> tuple[str, ...]:
+    """Bytes of a weight, over the ranks that share it, that the precision of a plan says otherwise."""
+    notes, own = [], str(given.get("optimizer._target_") or "").startswith("transformer_engine.")
+    masters, low = given.flag("optimizer.master_weights"), _precision(given) not in ("bf16", "bf16_true", "fp32")
+    half = _dtype(given) not in FULL and not masters
+    if low and half:
+        notes.append("weights, gradients and states lie in bf16, and the plan has them in float32: 8 bytes of each weight less")
+    moments = [str(given.get(f"optimizer.{one}") or "float32").rpartition(".")[2] for one in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    saved = sum({"float32": 0, "bfloat16": 2, "float16": 2}.get(one, 3) for one in moments) if own else 0
+    saved += 2 * (own and masters and given.flag("optimizer.store_param_remainders"))
+    if own and half:  # whose moments are in fp32 whatever the weights are
+        saved -= 4
+    if saved:
+        what = f"{abs(saved)} bytes of each weight {'less' if saved > 0 else 'more'}"
+        notes.append(f"optimizer: the states of Transformer Engine's Adam are not those of the plan: {what}")
+    return tuple(notes)
 
 
 def _length(given: Settings) -> int | None:

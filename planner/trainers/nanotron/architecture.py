@@ -107,8 +107,8 @@ def rows_of(model: Mapping[str, Any], tp: int) -> dict[str, int]:
     return {"vocab_size": padded} if padded != rows else {}
 
 
-def notes_of(model: Mapping[str, Any]) -> list[str]:
-    """What of the attention was taken for what."""
+def notes_of(model: Mapping[str, Any], tp: int) -> list[str]:
+    """What of the attention, the loss and the experts was taken for what."""
     sizes = model.get("model_config")
     if not isinstance(sizes, Mapping):
         return []
@@ -116,6 +116,12 @@ def notes_of(model: Mapping[str, Any]) -> list[str]:
     found = [] if kernel in KERNELS else [f"model_config._attn_implementation {shown(kernel)} is priced as {KERNELS[0]}"]
     if sizes.get("_use_doc_masking") or "document" in str(sizes.get("flex_attention_mask")):
         found.append("attention ends at documents; priced over whole sequences, so its time comes out too long")
+    if tp > 1 and sizes.get("moe_config"):  # [nn/moe.py, GroupedMLP]
+        found.append("experts are whole on every tensor-parallel rank of nanotron, and the plan splits them: "
+                     f"{tp - 1}/{tp} of their weights, gradients and states is missing")  # fmt: skip
+    if sizes.get("z_loss_enabled"):  # softmax and its gradient, that of the z loss, their sum  [_ShardedCrossEntropyWithZLoss]
+        found.append("z_loss_enabled: the loss has four copies of its logits in float32: 6 bytes more of a token and entry of the "
+                     "vocabulary over tp")  # fmt: skip
     if sizes.get("sliding_window_size") and sizes.get("no_rope_layer"):
         found.append("layers without rotary positions have no sliding window; priced with one on all")
     return found

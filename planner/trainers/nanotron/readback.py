@@ -33,10 +33,11 @@ PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 SELECTIVE = (
-    "parallelism.recompute_granularity selective is the recompute of attention's scores, which flash attention does by itself: no "
-    "more than that is recomputed"
+    "parallelism.recompute_granularity {} does no more than the recompute of attention's scores, which flash attention does by "
+    "itself: nothing else is recomputed"
 )
-"""Until 0.2 nanotron reads the word and does nothing by it.  [nanotron 0.1, models/llama.py, CoreAttention.checkpoint_attention]"""
+"""Until 0.2 nanotron reads the word, selective or full, and does nothing by it.
+[nanotron 0.1, models/llama.py, CoreAttention.checkpoint_attention]"""
 OF_DATA = ("data_stages.data.", "data_stages.name", "data_stages.start_training_step")
 """Keys of the stages of the data that decide nothing: all but the length of sequences."""
 DEALT = "pp_layer_partition"
@@ -128,7 +129,8 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         sequence_length=lengths[0] if len(lengths) == 1 else None, architecture=rows_of(model, tp),
         precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=model_spec,
         questions=tuple(questions), unread=unread,
-        notes=(*_notes(parallel, optimizer, split and tp > 1), *notes_of(model), *([] if dealt else _early_head(model_spec, pp))),
+        notes=(*_notes(parallel, optimizer, split and tp > 1), *notes_of(model, tp),
+               *([] if dealt else _early_head(model_spec, pp))),
     )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def _notes(parallel: Mapping[str, Any], optimizer: Mapping[str, Any], split: boo
     kept = split and parallel.get("tp_linear_async_communication") and parallel.get("tp_recompute_allgather") is False
     single = words.get("torch_adam_is_fused") is False and not sgd
     return [
-        *[SELECTIVE] * (str(parallel.get("recompute_granularity")).lower() == "selective"),
+        *[SELECTIVE.format(one) for one in (str(parallel.get("recompute_granularity")).lower(),) if one in ("selective", "full")],
         *[f"optimizer.zero_stage {stage} is stage 1 in nanotron, which shards the optimizer's states alone"] * (stage > 1),
         *["tp_recompute_allgather is false: gathered inputs stay until the backward pass, and are not in the memory"] * bool(kept),
         *["torch_adam_is_fused is false: weights are updated one by one; priced as one kernel"] * single,
@@ -177,7 +179,7 @@ def _number(path: Path, data: Mapping[str, Any], section: str, name: str, asked:
 def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
     """Raises PlannerError for words of a fork: nanotron has no others here, and they deal layers or say what is recomputed."""
     for name in (one for one, value in parallel.items() if one not in (*PARALLELISM, DEALT) and value not in (None, False, [], {})):
-        if name == "recompute_granularity" and str(parallel[name]).lower() == "selective":
+        if name == "recompute_granularity" and str(parallel[name]).lower() in ("selective", "full"):
             continue  # of 2024: read with a note
         if parallel[name] == 1 and parallel[name] is not True and (name == "sp" or str(name).endswith("_size")):
             continue  # a degree of forks that splits nothing

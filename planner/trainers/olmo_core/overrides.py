@@ -145,10 +145,13 @@ def started(path: Path, said: Given) -> tuple[Path, Given, tuple[str, ...], list
     asked = [Question(name=one, about=f"--{option}") for one, option in waits.items()]
     texts = {one: _text(value) for one, value in given.items() if one not in unknown}
     gpus = said.num_gpus or _by_beaker(run.words if run else [], name) or gpus
-    if said.num_gpus is None and ("train_single" in behind or "launch" in behind):
+    if said.num_gpus is None and {"train_single", "--train-single", "launch"} & set(behind):
         gpus = None if "launch" in behind else 1  # what it launches itself on is its own word
     elif gpus is not None:
         texts = {one: text for one, text in texts.items() if not one.startswith("launch.")}
+    if {"train_single", "--train-single"} & set(behind):  # drops both  [internal/experiment.py, script_utils.py]
+        texts |= {"train_module.dp_config": "null", "train_module.tp_config": "null"}
+        notes.append("train_single: without dp_config it computes in float32, but for autocast_precision")
     shown = [f"--{one}={texts[one]}" for one in deciding if one in texts]
     notes += [f"{program.name} with {', '.join(shown)[:300]}"] * bool(shown)
     return program, dataclasses.replace(said, settings={**texts, **said.settings}, num_gpus=gpus), tuple(notes), asked

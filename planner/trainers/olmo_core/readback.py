@@ -104,8 +104,9 @@ def read(path: Path, said: Given) -> Reading:
     given = said if said.model is not None else replace(said, model=spec)
     found = reading_of(path, {"parallelism": parallel, "training": training, "other": other}, given)
     return replace(
-        found, model=None if said.model is not None else spec, unread=(*found.unread, *_unread(script, parts)),
-        architecture={} if model.vocab_size is None else {"vocab_size": model.vocab_size}, notes=(*found.notes, *notes),
+        found, model=None if said.model is not None else spec, unread=(*found.unread, *_unread(script)),
+        architecture={} if model.vocab_size is None else {"vocab_size": model.vocab_size},
+        notes=(*found.notes, *notes, *_other_bytes(script, parts, other["compile"] is True)),
     )  # fmt: skip
 
 
@@ -252,11 +253,20 @@ def _low_precision(script: Parts, call: ast.Call | None, asked: list[Question]) 
     return "fp8_row" if recipe == "rowwise" else "fp8"
 
 
-def _unread(script: Parts, parts: dict[str, ast.Call | None]) -> tuple[str, ...]:
-    """What a plan does not hold, each with its value."""
-    reduced = word(parts.get("dp_config"), "reduce_dtype", script=script) == "bfloat16"
-    fused = "fused_linear" in script.names_used()
+def _unread(script: Parts) -> tuple[str, ...]:
+    """What a plan does not hold."""
     module = _module(script)
     own = [one for one, value in script.keywords(module).items() if one not in FIELDS and value not in (None, False)]
-    said = ("dp_config.reduce_dtype=bfloat16",) * reduced + ("lm_head.loss_implementation=fused_linear",) * fused
-    return (*said, *(f"{last_name(module.func)}.{one}" for one in own))
+    return tuple(f"{last_name(module.func)}.{one}" for one in own)
+
+
+def _other_bytes(script: Parts, parts: dict[str, ast.Call | None], compiled: bool) -> tuple[str, ...]:
+    """What the memory of a plan has otherwise."""
+    reduced = word(parts.get("dp_config"), "reduce_dtype", script=script) == "bfloat16"
+    fewer = f"{4 if compiled else 14} bytes less of a token and entry of the vocabulary"
+    ahead = script.keywords(data).get("prefetch_factor") if (data := parts.get("dp_config")) is not None else None
+    return (
+        *[f"dp_config.prefetch_factor {shown(ahead)}: so many layers more lie gathered, 2 bytes of each weight"] * bool(ahead),
+        *["dp_config.reduce_dtype bfloat16: gradients are reduced in it, and priced in float32"] * reduced,
+        *[f"lm_head.loss_implementation fused_linear holds no logits: {fewer}"] * ("fused_linear" in script.names_used()),
+    )

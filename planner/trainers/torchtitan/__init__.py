@@ -12,6 +12,7 @@ SOURCE = (
 FORM = (
     "py toml json any",
     r"(?<!parallelism_config import )(?<!accelerate import )(?<!=)ParallelismConfig"  # those are of accelerate
-    r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan[./]train(er)?\b|data_parallel_(shard_)?degree",
+    r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan[./]train(er)?\b|data_parallel_(shard_)?degree"
+    r"|(?s:\b(CONFIG_FILE=[^\n]{0,300}\.toml|MODULE=\w).{0,4000}\brun_(llama_)?train\.sh\b)",
 )
 NO_WORD = ("fp8_row",)

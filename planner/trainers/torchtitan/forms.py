@@ -9,18 +9,21 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.trainers.reading.commands import processes
-from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.commands import processes, which_training
+from planner.trainers.reading.given import CONFIG_FILE, WHICH_TRAINING, Given, Question, ask, note_of_several
 from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
+from planner.trainers.reading.shell.built_in import Script
 from planner.trainers.reading.shell.text import CLOSE
+from planner.trainers.reading.shell.tree import Command
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import USUAL_FLAVOR, builds_by_flavor, model_named
-from planner.trainers.torchtitan.own_registry import own_loss, own_model
+from planner.trainers.torchtitan.own_registry import of_upstream, own_loss, own_model
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
     is_off,
+    of_components,
     of_foreign_tables,
     of_own_keys,
     of_replicas,
@@ -75,9 +78,13 @@ def sections(path: Path, text: str, given: Given) -> Sections:
         data = json_mapping(path, text, "a configuration saved by torchtitan")
         if "parallelism" not in data:
             raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
+        if "mode" in _table(data, "activation_checkpoint"):  # of 0.2, whose tables are those of TOML
+            found = tables(path, given.filled(data))
+            return {**found, "other": {**found["other"], "toml": True}}
         found = _plain(given.filled(data))
         even = _table(data, "debug").get("moe_force_load_balance")
-        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"], "balanced": even}}
+        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"], "balanced": even,
+                                   "compile": _table(data, "compile").get("enable") is True}}  # fmt: skip
     return _flags(path, text, given)
 
 
@@ -89,6 +96,9 @@ def _plain(data: Mapping[str, Any]) -> Sections:
 # ---------------------------------------------------------------------------------------------------------------- TOML
 
 
+EAGER_LOSS = "0.0.2"
+"""torchtitan before [parallelism], whose loss was compiled for two months alone.  [e10cb9494, e8977b007]"""
+COMPILED_LOSS = "the loss is priced uncompiled: from 2024-10-22 to 2024-12-18 it was compiled, with 10 bytes less for each logit"
 TABLES = (
     "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "checkpoint", "validation",
     "comm", "activation_checkpoint", "compile", "float8", "mx", "quantize", "experimental", "fault_tolerance", "memory_estimation",
@@ -106,6 +116,7 @@ def _renamed(found: Sections, experimental: dict[str, Any]) -> None:
             if name in section:
                 found["parallelism"].setdefault(name, section[name])
                 found["training"].pop(name, None)
+    found["training"].pop("fp8_linear", None)  # read with the converters
     if (joint := found["parallelism"].pop("enable_loss_parallel", None)) is not None:
         found["parallelism"].setdefault("disable_loss_parallel", not joint)
     if (parts := found["parallelism"].pop("module_names_per_model_chunk", None)) is not None:
@@ -119,11 +130,29 @@ def _renamed(found: Sections, experimental: dict[str, Any]) -> None:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
 
 
+def _microbatches(found: Sections, experimental: dict[str, Any]) -> list[Question]:
+    """Until 2025-04 there were as many microbatches as stages where nothing said their number, since then each has one sequence:
+    what is asked where a table with ``batch_size``, of both times, says neither.  [5e2033c75, pipelining_utils.py]"""
+    own, place = found["parallelism"], "pipeline_parallel_degree"
+    before = next((one[place] for one in (experimental, found["training"]) if place in one), None)
+    if before is not None and "pipeline_parallel_microbatches" not in experimental:
+        own.setdefault("pipeline_parallel_microbatches", before)
+    said = {f"pipeline_parallel_{one}" for one in ("microbatches", "microbatch_size", "layers_per_stage")} & own.keys()
+    stages, batch = own.get(place, 1), found["training"].get("batch_size")
+    differ = all(isinstance(one, int) and one > 0 for one in (stages, batch)) and batch > stages > 1 and batch % stages == 0
+    if said or not differ:
+        return []
+    about = "sequences of a microbatch: 1 since 2025-04, before then batch_size over the number of stages"
+    return [Question(name="parallelism.pipeline_parallel_microbatch_size", about=about, choices=("1",))]
+
+
 def tables(path: Path, data: dict[str, Any]) -> Sections:
     """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
     found = _plain(data)
     experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
     old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
+    dated = {"data_parallel_degree", *_OLD_PARALLEL} & {*found["training"], *(experimental or {})}  # until 2025-02
+    asked_parts = _microbatches(found, dict(experimental or {}))
     _renamed(found, dict(experimental or {}))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
     inner = {name: value for name, value in _table(data, "model").items() if isinstance(value, Mapping) and not is_off(name, value)}
@@ -139,7 +168,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
     mode = checkpoint.get("mode", "selective")
-    other["questions"] = [*asked, *more, *([between(mode)] if mode in BETWEEN else [])]
+    other["questions"] = [*asked, *more, *asked_parts, *([between(mode)] if mode in BETWEEN else [])]
     other["recompute"] = mode_of(path, "selective" if mode in BETWEEN else mode)
     named = "per_op_sac_force_recompute_mm_shapes_by_fqns"
     if [one for one in checkpoint.get(named) or () if "router" not in str(one)]:
@@ -170,12 +199,22 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
     if _table(data, "compile").get("enable_async_tensor_parallel") is True:  # where it stands since 0.3
         found["parallelism"].setdefault("enable_async_tensor_parallel", True)
-    compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
-    parts = _table(data, "compile").get("components", ["model"])
-    parts = parts.split(",") if isinstance(parts, str) else parts
-    other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
+    other.update(_compiled(found, _table(data, "compile"), bool(dated), notes))
     other.update(_low_precision(path, data, model, notes))
     return {**found, "other": other}
+
+
+def _compiled(found: Sections, table: Mapping[str, Any], dated: bool, notes: list[str]) -> dict[str, Any]:
+    """Whether the model is compiled, with notes on the loss; ``dated``: of the time before [parallelism]."""
+    compiled = table.get("enable", found["training"].pop("compile", False))
+    parts = table.get("components", ["model", "loss"])
+    parts = parts.split(",") if isinstance(parts, str) else parts
+    model = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
+    if dated:
+        notes += [COMPILED_LOSS] * model
+        return {"compile": model, "version": EAGER_LOSS}
+    notes += of_components(parts) if compiled else []
+    return {"compile": model}
 
 
 def _of_states(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +236,7 @@ def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any]
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
     old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
+    old |= str(_table(data, "training").get("fp8_linear", "")).lower() not in ("", "false")  # until 2024-07
     if old and ("parallelism" in data or "converters" in model):  # a month after converters took its place, in 2025-02
         old = False
         if not converters:
@@ -223,14 +263,15 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     given.used.update(given.settings.keys() & script.variables.mentioned)
     data: dict[str, Any] = {}
     questions: dict[str, str] = {}
-    words = [word for command in script.commands for word in command.words]
+    commands = _one_training(path, script, given)
+    words = [word for command in commands for word in command.words]
     registered: Sections = {}
     lists: dict[str, list[str]] = {}
     gpus: int | None = None
     toml = False
-    for command in script.commands:
+    for command in commands:
         registered = registered or _registered(path, command.words, given)
-        if any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words):
+        if _trains(command):
             gpus = processes(script, command)
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
@@ -252,6 +293,9 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
             for part in reversed(key.split(".")):
                 inner = {part: inner}
             data = merged(data, {section: inner})
+    for name in given.settings:  # as answers to what a function that is not there would say
+        if registered and name.partition(".")[0] in SECTIONS:
+            data.setdefault(name.partition(".")[0], {})
     if questions:
         choices = {name: tuple(script.choices.get(name, ())) for name in questions}
         ask(
@@ -261,6 +305,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     if registered:
         over = {**_over(path, data, given), "started": {"gpus": gpus}}
         over["other"] |= union
+        over["other"]["notes"] = [*registered["other"].get("notes", ()), *note_of_several(given)]
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
@@ -269,8 +314,25 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         data["model"] = {**data["model"], "converters": converters.split(",")}
     known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint", "debug"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
-    found["other"] |= {"toml": toml, **union}
+    found["other"] |= {"toml": toml, **union, "notes": [*found["other"]["notes"], *note_of_several(given)]}
     return {**found, "started": {"gpus": gpus}}
+
+
+def _trains(command: Command) -> bool:
+    return any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words)
+
+
+def _one_training(path: Path, script: Script, given: Given) -> list[Command]:
+    """All commands of a script; where several train, the one that is meant. Asks for what decides which of them runs."""
+    every = list({tuple(one.words): one for one in script.commands if _trains(one)}.values())
+    if len(every) < 2:
+        return script.commands
+    given.trainings[:] = [" ".join(one.words) for one in every]
+    waiting = next((name for one in every for name in one.under if name), None)
+    if waiting and given.setting(WHICH_TRAINING) is None:
+        about = f"which of the {len(every)} trainings of the script it starts"
+        ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
+    return [every[which_training(path, given) - 1]]
 
 
 def _of_union(path: Path, words: list[str], given: Given) -> dict[str, Any]:
@@ -303,7 +365,7 @@ def _registered(path: Path, words: list[str], given: Given) -> Sections:
     file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
     told = module.rpartition(".")[2] in OWN_MODULES or any(re.match(r"--activation[-_]checkpoint\.", one) for one in words)
     if file is None and told and any(one.startswith("--parallelism.") for one in words):
-        return {}  # its flags say the layout
+        return {"other": of_upstream(words, module, config, given)}  # its flags say the layout
     if file is None:
         raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")
     settings = {**given.settings, "config": config}
@@ -316,6 +378,8 @@ def _over(path: Path, data: dict[str, Any], given: Given) -> Sections:
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
     names = {"activation_checkpoint": ("recompute", "layers", "version"), "optimizer": ("optimizer",), "compile": ("compile",),
              "precision": ("precision", "grouped"), "debug": ("balanced",)}  # fmt: skip
+    if "selective_ac_option" not in _table(data, "activation_checkpoint"):  # the function's own word stays
+        found["other"].pop("layers", None)
     kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 

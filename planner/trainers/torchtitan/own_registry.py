@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from planner.model import ModelSpec, from_hugging_face
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python_text import tree_or_none
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.shell import options, words_of
 from planner.trainers.reading.values import read_text
+from planner.trainers.torchtitan.flavors import model_named
 
 VOCABULARIES = {"llama3": 128256, "llama2": 32000}
 """Of the families whose flavours are read, by their tokenizers."""
@@ -28,6 +31,23 @@ def own_model(path: Path, name: str, flavor: str) -> tuple[ModelSpec | None, str
             spec, where = _spec(words, name, str(file)), "/".join(file.parts[-3:])
             return spec, f"{name} {flavor}: layers of {where} around it, with a vocabulary of {spec.vocab_size}"
     return None, ""
+
+
+def of_upstream(words: list[str], module: str, config: str, given: Given) -> dict[str, Any]:
+    """What a function of torchtitan's own registry decides, which is not there: asked where no flag says it."""
+    flags = {name.replace("-", "_") for name, _, _ in options(words_of(words))} | given.settings.keys()
+    flags |= {"training.seq_len"} if given.sequence_length else set()
+    flags |= {"training.local_batch_size"} if given.micro_batch_size else set()
+    flags |= {"activation_checkpoint.mode"} if any(re.match("activation[-_]checkpoint:", one) for one in words) else set()
+    tp = ["parallelism.tensor_parallel_degree"] * bool(re.search(r"\d\db", config))  # 8 in those of large models
+    places = ("training.local_batch_size|training.num_tokens_per_microbatch_per_dp_rank",
+              "training.seq_len|training.max_context_length", "activation_checkpoint.mode", *tp)  # fmt: skip
+    about = f"{config} of torchtitan's {module} says it"
+    asked = [Question(name=one.partition("|")[0], about=about) for one in places if not flags & set(one.split("|"))]
+    family, _, flavor = config.rpartition("_")
+    said = f"{config} of torchtitan's {module} is not there: its optimizer, loss and converters are taken as torchtitan's defaults"
+    return {"notes": [said], "questions": asked, "module": True, "called": config, "compile": False,
+            "model": model_named([], family, flavor)}  # fmt: skip
 
 
 def own_loss(path: Path, name: str) -> tuple[str, ...]:

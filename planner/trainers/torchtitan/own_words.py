@@ -100,6 +100,14 @@ def of_its_kind(name: str) -> list[Question]:
     return [Question(name="optimizer.name", about=about, choices=("AdamW",))]
 
 
+def of_components(parts: object) -> list[str]:
+    """A note where the model is compiled without the loss, or the loss alone: a plan has either or both."""
+    if not isinstance(parts, list) or ("model" in parts) == ("loss" in parts):
+        return []
+    bytes_ = f"10 bytes {'less' if 'loss' in parts else 'more'} of a token and entry of the vocabulary"
+    return [f"compile.components is {', '.join(map(str, parts))}: logits take {bytes_}"]
+
+
 def of_muon(other: Mapping[str, Any]) -> tuple[Question, ...]:
     """What is asked where a table names Muon, which prices of torchtitan do not have."""
     if not other.get("toml") or not re.fullmatch("(?i)(dist)?muon", str(other.get("optimizer"))):

@@ -15,7 +15,7 @@ from planner.trainers.reading.python_text import UNNAMED
 from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.torchtitan.flavors import flavor_of, model_named
-from planner.trainers.torchtitan.own_words import of_foreign_tables
+from planner.trainers.torchtitan.own_words import of_components, of_foreign_tables
 from planner.trainers.torchtitan.python_parts import ADAPTERS, finish, part_of, parts_of
 
 Sections = dict[str, dict[str, Any]]
@@ -164,6 +164,8 @@ class _Module:
                 self.foreign(given, found)
             if "compile" in given:
                 found["other"]["compile"] = self.compiles(given["compile"], node)
+                parts = re.search(r"enable=True.*components=\[([^\]]*)\]", ast.unparse(given["compile"]))
+                found["other"]["notes"] += of_components(re.findall(r"\w+", parts[1])) if parts else []
             self.async_tensor_parallel(function, given, found)
             if function.endswith(ADAPTERS):
                 said = {name: node for name, node in given.items() if name in ("rank", "target_modules")}

@@ -52,6 +52,10 @@ def parts_of(path: Path, given: Mapping[str, ast.expr], found: dict[str, dict[st
     if (loss := given.get("loss")) is not None:
         called = re.sub(r"\.Config$", "", ast.unparse(loss.func)) if isinstance(loss, ast.Call) else ""
         other["loss"] = "pieces" if called.rpartition(".")[2] in CHUNKS else ""
+        count = re.search(r"\bnum_chunks=(\d{1,4})\b", ast.unparse(loss))
+        if other["loss"] and count and count[1] != "8":
+            what = f"the loss comes in {count[1]} pieces, and is priced in 8"
+            other["notes"].append(f"{what}: logits of a piece have 8/{count[1]} the size")
     if isinstance(made := given.get("optimizer"), ast.Call):
         owner = ast.unparse(made.func).removesuffix(".Config").rpartition(".")[2]
         if "InBackward" in owner:

@@ -17,7 +17,7 @@ from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, whole_number
 from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
-from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.forms import EAGER_LOSS, sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
@@ -40,7 +40,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False, "dtype": "float32",
         "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
         "num_tokens_per_microbatch_per_dp_rank": None, "num_tokens_per_train_step": -1,
-        "max_context_length": 2048, "gradient_accumulation_steps": 1, "enable_float8_linear": False,
+        "max_context_length": None, "gradient_accumulation_steps": 1, "enable_float8_linear": False,
     },
 }  # fmt: skip
 """Keys that decide the layout and the batch, with torchtitan's defaults."""
@@ -254,7 +254,7 @@ def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool)
     said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
     backend = str(parallel["expert_parallel_comm_backend"])
     said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""
-    version = f"@{other['version']}" if "layers" in other else ""
+    version = f"@{other['version']}" if "layers" in other or other.get("version") == EAGER_LOSS else ""
     return spell(f"torchtitan{version}", {name: value for name, value in said.items() if value})
 
 
@@ -263,11 +263,11 @@ def _batch(
 ) -> tuple[int, int, int]:
     """(tokens per sequence, sequences per forward pass, sequences per step); since 0.4 batches are counted in tokens."""
     tokens = training["num_tokens_per_microbatch_per_dp_rank"]
-    if tokens is not None or ("max_context_length" in training and training["num_tokens_per_train_step"] != -1):
+    if tokens is not None or training["max_context_length"] is not None or training["num_tokens_per_train_step"] != -1:
         tokens = whole_number(
             16384 if tokens is None else tokens, f"{path}: training.num_tokens_per_microbatch_per_dp_rank"
         )
-        length = whole_number(training["max_context_length"], f"{path}: training.max_context_length")
+        length = whole_number(training["max_context_length"] or 2048, f"{path}: training.max_context_length")
         length = min(said.sequence_length or length, tokens)
         micro = quotient(
             tokens, length, f"{path}: training.num_tokens_per_microbatch_per_dp_rank by the sequence of {length} tokens"

@@ -22,11 +22,11 @@ def pipeline(path: Path, parallel: Mapping[str, Any], pp: int, model: ModelSpec 
         raise PlannerError(f"{path}: parallelism.pipeline_parallel_schedule_csv is {shown(file)}: a schedule of its own; {sets}")
     names = {name.lower(): one for one, name in SCHEDULES.items()}
     name = str(parallel["pipeline_parallel_schedule"])
-    if name.lower() not in names:
+    if name.lower().replace("_", "") not in names:
         raise PlannerError(
             f"{path}: parallelism.pipeline_parallel_schedule is {shown(name)}; the planner prices {', '.join(SCHEDULES.values())}"
         )
-    schedule = names[name.lower()]
+    schedule = names[name.lower().replace("_", "")]  # of 2024: interleaved_1f1b
     counts = _said(path, parallel, model)
     if counts is None:
         stages = _number_of_stages(path, parallel, pp, model, schedule)

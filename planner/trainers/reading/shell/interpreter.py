@@ -315,8 +315,9 @@ class _Follower:
         if place >= 0:
             self.behind(words[:before], partial(self.nested, written[words[place]]))
             return
+        words = with_program(words, self.directory, self.went, self.variables.text)
         kept = self.script.commands if recorded(words) else self.script.bare
-        kept.append(Command(with_program(words), seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
+        kept.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
     def submitted(self, text: str) -> None:
         """Follows what a here-document gives to a batch system; its options are those of the job."""

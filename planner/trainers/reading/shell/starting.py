@@ -49,8 +49,20 @@ UNKNOWN = {"megatron": r"(sft|pt|rlhf) .*--tensor_model_parallel_size\b", "swift
 """Programs by the words that only they take, where a variable that is not known starts them."""
 
 
-def with_program(words: list[str]) -> list[str]:
-    """A command whose program is not known, with the one that takes such words."""
+def _of_torchtitan(words: list[str], folder: Path | None, went: Path | None, look: Callable[[str], str | None]) -> list[str]:
+    """What torchtitan's own run_train.sh starts, where a script calls it by its name and variables and it is not there."""
+    place, file, config = place_of_file(words), look("CONFIG_FILE"), look("CONFIG")
+    own = place >= 0 and re.search(r"(^|/)run_(llama_)?train\.sh$", words[place])
+    if not own or not (file or config) or script_near(folder, words[place], went) is not None:
+        return words
+    named = ["--job.config_file", file] if file else ["--module", look("MODULE") or "llama3", "--config", config or ""]
+    start = ["torchrun", f"--nproc_per_node={look('NGPU') or 8}", "-m", "torchtitan.train"]
+    return [*before_file(words, place), *start, *named, *words[place + 1 :]]
+
+
+def with_program(words: list[str], folder: Path | None, went: Path | None, look: Callable[[str], str | None]) -> list[str]:
+    """A command whose program is not known or is torchtitan's own script, with the one that takes such words."""
+    words = _of_torchtitan(words, folder, went, look)
     place = next((i for i, one in enumerate(words) if re.fullmatch(f"{OPEN}[^{CLOSE}]*{CLOSE}", one)), -1)
     behind = " ".join(words[place + 1 :])
     found = next((name for name, form in UNKNOWN.items() if re.match(form, behind, re.DOTALL)), None) if place >= 0 else None
