@@ -323,4 +323,3 @@ def setup(precision="bf16-true"):
 def test_a_program_of_lit_gpt_with_replicas(tmp_path: Path) -> None:
     found = read(written(tmp_path, PROGRAM_OF_2024, "pretrain/own.py"))
     assert (found.fields["zero"], found.fields["dp"], found.fields["recompute"]) == (0, 4, int(Recompute.NONE))
-    assert any(one.startswith("DDP") for one in found.notes)

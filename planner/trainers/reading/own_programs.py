@@ -14,7 +14,7 @@ from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 
 BUILT = re.compile(r"(?s)(?<!class )\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
-"""A program that builds a trainer and takes no options."""
+"""A program that builds a trainer: without options its values are its own."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")
 """A program whose trainer's arguments are those of its command, as they are parsed."""
