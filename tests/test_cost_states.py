@@ -285,3 +285,24 @@ def test_buckets_of_torchs_ddp_are_as_large_as_all_gradients() -> None:
     assert 0 < kept("fsdp", {"lora_rank": 8}, zero=0) < 0.2 * N
     assert kept("verl", zero=0) == alone and kept("deepspeed", zero=0) == pytest.approx(2 * N)
     assert kept("nanotron", zero=0) - kept("nanotron", zero=1) == pytest.approx(2 * N, rel=1e-9)
+
+
+def test_gradients_that_wait_for_the_last_microbatch_are_whole_and_reduced_once() -> None:
+    """FSDP under no_sync: 2 bytes a parameter on every rank for 4 / 8 sharded ones (reduced in bf16), one reduction a step.
+
+    [accelerate, Accelerator.no_sync; torch 2.13, FullyShardedDataParallel.no_sync, "may be higher memory usage"]
+    """
+    one = TRAINERS["fsdp"].replace(gradient_reduce_bytes=2.0, overlap=frozenset())
+    every, last = (job("gqa", one.replace(gradients=word)) for word in ("on_demand", "deferred"))
+
+    def of(work: Any, part: str, **layout: Any) -> float:
+        found = priced(work, Layout(**{"dp": 8, "zero": 3, "num_microbatches": 4, **layout}))
+        return float((found.memory if part == "gradients" else found.time)[part][0])
+
+    assert of(every, "gradients") == pytest.approx(4 * N / 8, rel=0.01) and of(last, "gradients") == pytest.approx(2 * N, rel=0.01)
+    assert of(last, "gradients", num_microbatches=1) == of(every, "gradients", num_microbatches=1)
+    assert of(last, "gradients", zero=0) == of(every, "gradients", zero=0)
+    four, eight = (of(last, "data_communication", num_microbatches=m) for m in (4, 8))
+    more, most = (of(every, "data_communication", num_microbatches=m) for m in (4, 8))
+    assert 0 < eight - four < most - more and four < more
+    assert of(last, "data_communication", num_microbatches=1) == of(every, "data_communication", num_microbatches=1)

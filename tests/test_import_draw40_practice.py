@@ -79,7 +79,7 @@ def test_models_of_a_family_under_a_name_of_their_own(tmp_path: Path) -> None:
 def test_the_compiler_of_litgpt_is_torch_or_asked_about(tmp_path: Path) -> None:
     text = "model_name: tiny-llama-1.1b\ndevices: 8\nprecision: bf16-mixed\ncompiler: %s\ntrain: {max_seq_length: 2048}\n"
     found = read(written(tmp_path, text % "torch"))
-    assert (found.trainer, asked_for(found)) == ("litgpt+compile=on", [])
+    assert (found.trainer, asked_for(found)) == ("litgpt+compile=on+gradient_sync=last", [])
     assert asked_for(read(written(tmp_path, text % "thunder"))) == ["compiler"]
 
 

@@ -31,7 +31,7 @@ def _automodel(folder: Path, more: str, **settings: str) -> Reading:
     ],
 )  # fmt: skip
 def test_automodel_compiles_where_it_is_told_to(tmp_path: Path, more: str, compiled: str) -> None:
-    assert _automodel(tmp_path, more).trainer == f"automodel+compile={compiled}"
+    assert _automodel(tmp_path, more).trainer == f"automodel+compile={compiled}+gradient_sync=last"
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_automodel_compiles_where_it_is_told_to(tmp_path: Path, more: str, compi
 )  # fmt: skip
 def test_automodels_losses_hold_different_logits(tmp_path: Path, loss: str, option: str) -> None:
     found = _automodel(tmp_path, f"loss_fn: {{_target_: nemo_automodel.components.loss.{loss}}}")
-    assert found.trainer == f"automodel+compile=off{option}" and not found.notes
+    assert found.trainer == f"automodel+compile=off{option}+gradient_sync=last" and not found.notes
     compiled = _automodel(tmp_path, f"compile: {{enabled: true}}\nloss_fn: {{_target_: nemo_automodel.components.loss.{loss}}}")
-    assert compiled.trainer == f"automodel+compile=on{option.removesuffix('+loss=bf16')}"
+    assert compiled.trainer == f"automodel+compile=on{option.removesuffix('+loss=bf16')}+gradient_sync=last"
 
 
 def test_logits_without_an_fp32_copy_are_6_bytes_and_fused_ones_none() -> None:

@@ -72,8 +72,6 @@ def test_fsdp_without_mixed_precision_trains_weights_as_they_were_loaded(tmp_pat
     ("words", "gpus", "note"),
     [("", 8, ""),
      ("", 1, ""),
-     (SHARDED, 8, "(no_sync of FSDP), priced as sharded: memory comes out too low by up to 11.2 GiB"),
-     (f"{SHARDED}, accelerator_config={{'gradient_accumulation_kwargs': {{'sync_each_batch': True}}}}", 8, ""),
      ("optim='sgd'", 1, "without, as transformers makes it, memory comes out too high by up to 15.0 GiB"),
      ("optim='adamw_bnb_8bit'", 1, "embedding stay in 32 bits, priced in 8: memory comes out too low by up to 2.9 GiB"),
      ("optim='adamw_torch_8bit'", 1, "")],
@@ -81,6 +79,16 @@ def test_fsdp_without_mixed_precision_trains_weights_as_they_were_loaded(tmp_pat
 def test_what_is_held_beside_what_is_priced(tmp_path: Path, words: str, gpus: int, note: str) -> None:
     notes = [one for one in trained(tmp_path, words, gpus=gpus).notes if "memory comes out" in one]
     assert len(notes) == bool(note) and note in "".join(notes)
+
+
+@pytest.mark.parametrize(("words", "last"), [
+    ("", True), (", accelerator_config={'gradient_accumulation_kwargs': {'sync_each_batch': True}}", False),
+    (", gradient_accumulation_steps=1", False),
+])  # fmt: skip
+def test_gradients_under_fsdp_wait_for_the_last_microbatch(tmp_path: Path, words: str, last: bool) -> None:
+    """accelerate runs all passes but the last under no_sync, and reduces in the precision of the computation."""
+    found = trained(tmp_path, f"{SHARDED}{words}", gpus=8)
+    assert ("+gradient_sync=last" in found.trainer) == last and "+reduce_dtype=bf16" in found.trainer
 
 
 @pytest.mark.parametrize(("zero", "note"), [

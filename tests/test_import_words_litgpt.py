@@ -91,8 +91,8 @@ def test_words_of_forks_in_sections_are_asked_about(tmp_path: Path, line: str, n
 
 
 def test_compile_of_a_fork_counts(tmp_path: Path) -> None:
-    assert _of(tmp_path, f"{PRETRAIN}compile: false\n").trainer == "litgpt"
-    assert _of(tmp_path, PRETRAIN).trainer == "litgpt+compile=on"
+    assert _of(tmp_path, f"{PRETRAIN}compile: false\n").trainer == "litgpt+gradient_sync=last"
+    assert _of(tmp_path, PRETRAIN).trainer == "litgpt+compile=on+gradient_sync=last"
 
 
 def test_adapters_are_those_of_any_of_their_words(tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ def _in_fp32(trainer: Trainer) -> Trainer:
     stored = trainer.stored
     master = MASTER_BYTES if stored.weight_bytes < MASTER_BYTES else 0.0
     states = {name: max(each - master, 0.0) for name, each in stored.optimizer_bytes.items()}
-    return trainer.replace(weight_bytes=max(stored.weight_bytes, MASTER_BYTES), gradient_bytes=4.0, optimizer_bytes=states)
+    return trainer.replace(
+        weight_bytes=max(stored.weight_bytes, MASTER_BYTES), gradient_bytes=4.0, gradient_reduce_bytes=4.0, optimizer_bytes=states,
+    )  # fmt: skip
 
 
 def frozen_other(workload: Workload) -> float:

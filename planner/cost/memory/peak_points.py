@@ -177,31 +177,31 @@ def state_parts(
     gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload, trainer), column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
     alone = (column(layout.num_gpus) == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
-    new = trainer.traffic.gradient_reduce_bytes
+    new, kept = trainer.traffic.gradient_reduce_bytes, trainer.stored.gradient_bytes
     reduced = new * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout, trainer)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    own = 1.0 if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1] / new  # of tables trained with adapters
+    own = 1.0 if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1] / kept  # of tables trained with adapters
     dense, tables, heads = dense + parameters.whole * (own - 1.0), own * workload.trains("embedding"), own * workload.trains("head")
     learned = parameters.adapters / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     outside = experts_outside(layout, trainer)
     several, unit = (stages.moe > 0) & (outside == 0), parameters.largest_dense_unit
     experts = parameters.largest_expert_unit * several
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
-    head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
-    first = stages.embedding * table
+    head, first = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table, stages.embedding * table
     whole = first * column(layout.tp) if trainer.stored.whole_table_gradient else first
-    cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
-    on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
-    new_layer = (unit / shard + experts / expert_shard) * new * learned
-    host = column(layout.offload_parameters) > 0
-    new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
+    gathers = zero >= trainer.stored.weight_sharding_level
+    cast = ~gathers & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
+    on = ((gathers & ~alone) | cast).astype(float)
+    new_layer, host = (unit / shard + experts / expert_shard) * kept * learned, column(layout.offload_parameters) > 0
+    new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * kept)  # copied out unit by unit
     replicated, micro = (shard_groups(layout)[0] < ranks).astype(float), column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
-    frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
-    accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
+    unsharded = (pipelined > 0) | ((zero >= 2) & (trainer.stored.gradients == "deferred"))
+    accumulated = np.where(unsharded, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
+    frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0) * (micro > 1)
+    accumulated = accumulated + frozen * parameters.all * on
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
@@ -213,7 +213,7 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * heads,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * workload.trains("embedding"),
-        "new_layer": new_layer, "new_head": head / shard * new * heads, "new_all": new_all, "kept_new": replicated,
+        "new_layer": new_layer, "new_head": head / shard * kept * heads, "new_all": new_all, "kept_new": replicated,
         "accumulated": accumulated, "wrapped": 1.0 - alone, "buckets": bucket_bytes(workload, trainer, layout, parameters),
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
@@ -388,9 +388,7 @@ def stage_memory(
     allocated = stages.weights + most.gradients + stages.optimizer_states + most.activations + most.workspace
     lost = trainer.stored.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - stages.buffers - allocated - lost
-    wanted = record_stream_held(
-        stages.held_launched, stages.held_most, stages.held_waiting, host_share * stages.held_busy
-    )
+    wanted = record_stream_held(stages.held_launched, stages.held_most, stages.held_waiting, host_share * stages.held_busy)
     held = np.minimum(wanted, np.maximum(room, 0.0))
     pooled = np.minimum(most.pooled, np.maximum(room - held, 0.0))
     return {

@@ -22,9 +22,9 @@ def data_parallel(
 
     zero 0     all-reduce of the gradients once per step, overlapped with the last backward pass
     zero 1     reduce-scatter of the gradients likewise; all-gather of the weights overlapped with the next first forward pass
-    zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass where resident
-               weights are sharded (else once per step), with zero 3 for every backward pass as well
-               [FSDP, arXiv 2304.11277, section 3]
+    zero 2, 3  reduce-scatter for every microbatch, or for the last of a step where gradients are ``deferred``; all-gather of
+               the weights for every forward pass where resident weights are sharded (else once per step), with zero 3 for
+               every backward pass as well  [FSDP, arXiv 2304.11277, section 3]
     pipelines  once per step up to zero 2: gathered weights and unsharded gradients stay between microbatches. With zero 3
                weights are dropped after every forward pass and stay after a backward pass, so that what comes next finds
                them or gathers them: all first forward passes, each backward pass behind a forward one, m + 1 in all
@@ -37,14 +37,10 @@ def data_parallel(
     """
     zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
     pipelined, hidden_by = np.asarray(layout.pp) > 1, trainer.traffic.overlap
-    weights, last, first = (
-        traffic.gather,
-        traffic.reduced_last * traffic.reduce,
-        traffic.gathered_first * traffic.gather,
-    )
+    weights, last, first = traffic.gather, traffic.reduced_last * traffic.reduce, traffic.gathered_first * traffic.gather
     once = (zero <= 1) | pipelined
-    backward_traffic = traffic.reduce + np.where(once | (zero < 3), 0.0, weights)
-    passes = np.where(once, 1.0, m)
+    between = np.where(once | (zero < 3), 0.0, weights)  # what a backward pass gathers
+    backward_traffic, passes = traffic.reduce + between, np.where(once, 1.0, m)
     gathers = np.where(once | (zero < trainer.stored.weight_sharding_level), 1.0, m) * (zero >= 1)
     added = backward_traffic
     if "gradients" in hidden_by:
@@ -53,8 +49,13 @@ def data_parallel(
         added = np.where(zero == 1, backward_traffic, added)
     wanted = weights + traffic.reference
     gathering = _exposed(layout, slowdown, wanted, forward, first) if "parameters" in hidden_by else wanted
-    added = passes * added + gathers * gathering
-    hidden = passes * backward_traffic + gathers * wanted - added
+    added, hidden, reductions = passes * added, passes * backward_traffic, passes
+    if trainer.stored.gradients == "deferred":  # passes but the last gather alone
+        least = _exposed(layout, slowdown, between, backward, 0.0 * last) if "gradients" in hidden_by else between
+        reductions = np.minimum(passes, 1.0)
+        added, hidden = added / passes + (passes - 1.0) * least, hidden / passes + (passes - 1.0) * between
+    added = added + gathers * gathering
+    hidden = hidden + gathers * wanted - added
     again = np.where(once | (zero < 3), 0.0, passes)
     dropped = np.where((zero == 3) & pipelined, m, 0.0)
     if np.any(dropped):
@@ -68,7 +69,7 @@ def data_parallel(
             exposed_more = more * _again(layout, weights, forward + backward, slowdown, hides="parameters" in hidden_by)
             added, hidden, again = added + exposed_more, hidden + more * weights - exposed_more, again + more
     gathered, reduced = trainer.traffic.copied("gather"), trainer.traffic.copied("reduce")
-    moved = (gathers * np.where(traffic.reference > 0.0, 2.0, 1.0) + again) * gathered + passes * (zero >= 1) * reduced
+    moved = (gathers * np.where(traffic.reference > 0.0, 2.0, 1.0) + again) * gathered + reductions * (zero >= 1) * reduced
     return added + traffic.copies * moved, hidden
 
 

@@ -125,7 +125,8 @@ class Part:
     def reduced(self) -> Floats:
         """Seconds to reduce all gradients once."""
         group, traffic = self.group * self.replicas, self.trainer.traffic
-        size = self.learned * traffic.gradient_reduce_bytes
+        each = np.where(self.zero == 0, traffic.bucket_bytes, 0.0)  # as they lie in buckets
+        size = self.learned * np.maximum(each, traffic.gradient_reduce_bytes)
         replicated = self.cluster.collective_time("all_reduce", size, group, self.distance)
         if traffic.bucket_bytes:  # torch DDP reduces its buckets one by one
             largest = np.maximum(traffic.bucket_parameters, self.largest_dense_unit / MATRICES)

@@ -19,6 +19,8 @@ LAUNCHER = (
     "accelerate", "launch", "--config_file", "accelerate.yaml", "--machine_rank", "$NODE_RANK",
     "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "$MASTER_PORT",
 )  # fmt: skip
+SYNCS_EACH = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+"""Sharded gradients are added up; by itself accelerate keeps whole ones until the last microbatch of a step (no_sync)."""
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -37,6 +39,8 @@ def render(job: ExportJob) -> Rendered:
     layout, arguments = job.layout, training_arguments(job)
     if layout.zero == 0 and layout.recompute == Recompute.FULL:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    if layout.zero and layout.num_microbatches > 1 and job.trainer.stored.gradients != "deferred":
+        arguments |= SYNCS_EACH
     sizes = {"dp_replicate_size": layout.dp // job.shard, "dp_shard_size": job.shard}
     sizes |= {"cp_size": layout.cp} if layout.cp > 1 else {}
     training = {"training_arguments": arguments, "parallelism": sizes if layout.zero else None,

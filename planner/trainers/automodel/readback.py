@@ -9,7 +9,7 @@ from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.automodel.recipe_file import settings_of
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, reduced_last
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.named_models import named_model
@@ -86,7 +86,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
             fields["dp_shard"] = quotient(dp, replicas, f"{given.path}: dp by dp_replicate_size")
     fields["micro_batch_size"] = micro
     adapters = given.get("peft") is not None
-    return Reading(
+    waits = split.flag("defer_fsdp_grad_sync", True)
+    return reduced_last(Reading(
         trainer=_trainer(given), fields=fields, model=model, model_name=str(name or ""), num_gpus=gpus, global_batch_size=batch,
         sequence_length=_length(given), precision=_precision(given), optimizer=_optimizer(given),
         lora_rank=peft.size("dim", 8) if adapters else 0,
@@ -94,7 +95,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         frozen_weights=_frozen(given) if adapters else None,
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])),
         notes=(*notes, *(_beside(peft) if adapters else _other_bytes(given))),
-    )  # fmt: skip
+    ), waits)  # fmt: skip
 
 
 def by_parts(start: str, fields: dict[str, int], model: ModelSpec | None, end: str = "") -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from planner.trainers.litgpt.own_defaults import lay_under
 from planner.trainers.litgpt.own_models import built, called, of_a_checkout, strange
 from planner.trainers.litgpt.precisions import FROZEN, PRECISIONS, adapters_on, of_a_quantised_head
 from planner.trainers.reading.commands import launched, with_files
-from planner.trainers.reading.configuration import Reading, built_as
+from planner.trainers.reading.configuration import Reading, built_as, reduced_last
 from planner.trainers.reading.fine_tuning import optimizer
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork
 from planner.trainers.reading.interpolation import override
@@ -147,7 +147,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         frozen_weights=frozen,
         notes=(*notes, *shared, *copy.notes, *noted, *kept, *of_layers, *of_a_quantised_head(frozen, precision, model)),
     )  # fmt: skip
-    return _with_the_rest(given, reading)
+    return _with_the_rest(given, reduced_last(reading))  # no_backward_sync of Fabric
 
 
 def _model(given: Settings) -> tuple[ModelSpec | None, str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from planner.trainers.automodel.readback import by_parts
 from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.megatron_bridge.decisive import without_layers
 from planner.trainers.reading.commands import launched
-from planner.trainers.reading.configuration import Reading, batch_that_divides
+from planner.trainers.reading.configuration import Reading, batch_that_divides, reduced_last
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside, optimizer
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import extended, override, resolved
@@ -114,7 +114,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     notes += (*_not_as_planned(core, native), *(_of_adapters(lora) if adapters else ()), *_of_both(policy, core, native, adapters))
     if given.get("grpo") is not None or given.get("distillation") is not None:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
-    return Reading(
+    return reduced_last(Reading(
         trainer=_trainer(core, native, adapters, lora, known), fields=fields, questions=asked, model=model, model_name=name,
         num_gpus=gpus, global_batch_size=batch, sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
@@ -122,7 +122,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         frozen_weights="bf16" if adapters and not native else "fp32" if adapters else None,
         unread=tuple(one for one in given.left() if _matters(one, native)),
         notes=(*notes, *(_beside(lora) if adapters else ())),
-    )  # fmt: skip
+    ), native and not first and policy.section("dtensor_cfg").flag("defer_fsdp_grad_sync", True))  # fmt: skip
 
 
 def _other_sizes(

@@ -102,12 +102,6 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
             who = "accelerate before 1.13 casts frozen weights to fp32 too under FSDP2"
             yield f"{who}, priced in bf16: memory then comes out too low{_by(2.0 * all_weights / shards)}"
         return
-    whole = 2.0 if job.precision in ("bf16", "fp16") else each
-    more = (whole - (0.0 if job.fields.get("offload_parameters") else each / shards)) * all_weights
-    adds_up = kind == "fsdp" and ranks > 1 and job.fields.get("num_microbatches", 1) > 1 and not _syncs_each(given)
-    if adds_up and (more > 0 or spec is None):
-        what = "gradients that are accumulated stay whole on every GPU until the last pass (no_sync of FSDP)"
-        yield f"{what}, priced as sharded: memory comes out too low{_by(more)}; sync_each_batch of accelerate shards them"
     if job.optimizer == "sgd" and "momentum" not in str(given.get("optim_args")):
         what = "SGD is priced with momentum: without, as transformers makes it"
         yield f"{what}, memory comes out too high{_by(each * all_weights / shards)}"
@@ -122,7 +116,7 @@ def _by(size: float) -> str:
     return f" by up to {size / GIB:.1f} GiB" if size else ""
 
 
-def _syncs_each(given: Settings) -> bool:
+def syncs_each(given: Settings) -> bool:
     """Whether every pass reduces gradients: accelerate is told so, or a loop has no accelerate."""
     said = f"{given.data.get('accelerator_config')} sync_each_batch {given.usual.get('sync_each_batch')}"
     return bool(given.usual.get("shards_itself")) or re.search(r"sync_each_batch\W+True", said) is not None

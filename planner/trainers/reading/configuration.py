@@ -17,6 +17,7 @@ from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.record import record
 from planner.rules import check
+from planner.trainer_options import spell
 from planner.trainers.reading.given import MODEL, Question, ask
 from planner.workload import peak_dtype
 
@@ -85,6 +86,16 @@ NEEDED = {
     "global_batch_size": Question(name="--global-batch-size B", about="sequences per step"),
 }
 """What a plan cannot be without, and the flag that says it."""
+
+
+
+def reduced_last(job: Reading, by_trainer: bool = True) -> Reading:
+    """The reading of FSDP under no_sync, where the trainer runs it so: gradients stay whole on every rank until the last microbatch
+    of a step, where there are several; those of adapters alone are small."""
+    some = job.fields.get
+    several = some("dp", 2) > 1 and some("num_microbatches", 2) > 1 and some("pp", 1) == 1
+    waits = by_trainer and several and some("zero", 0) >= 2 and not job.lora_rank
+    return dataclasses.replace(job, trainer=spell(job.trainer, {"gradient_sync": "last"})) if waits else job
 
 
 def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) -> Plan:

@@ -14,11 +14,11 @@ from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading import base_weights, by_release, kernels, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, reduced_last
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, linear_layers, listed, unknown_layers
 from planner.trainers.reading.machines import require_gpus
-from planner.trainers.reading.model_notes import of_absent_layers, of_joint_layers, of_model
+from planner.trainers.reading.model_notes import ENCODERS, SINGLE, of_absent_layers, of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.own_weights import COPIES, second_copies
 from planner.trainers.reading.settings import Settings
@@ -33,8 +33,7 @@ OPTIMIZERS = {
     "adopt_adamw": "adam", "ao_adamw_8bit": "adam_8bit", "ao_adamw_fp8": "adam_8bit", "lion_pytorch": "lion",
     "torch.optim.adam": "adam", "fusedadam": "adam", "cpuadam": "adam", "deepspeedcpuadam": "adam",
     "adamw_8bit": "adam_8bit", "adamw_bnb_8bit": "adam_8bit", "adamw_torch_8bit": "adam_8bit", "adamw8bit": "adam_8bit",
-    "adam8bit": "adam_8bit",
-    "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
+    "adam8bit": "adam_8bit", "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
     "paged_adamw_8bit": "paged_adam_8bit", "pagedadamw8bit": "paged_adam_8bit", "adafactor": "adafactor",
     "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",
 }  # fmt: skip
@@ -58,14 +57,6 @@ DECIDES = re.compile(
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?|freeze_(moe_)?(gate|router)s?")
 """Switches of an image encoder, which is not in the plan."""
-ENCODERS = re.compile(
-    r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"
-    r"|longformer|led|bge|e5|gte|whisper)-"
-)
-"""Names of models that are no decoders of text."""
-SINGLE = re.compile(r"gpt[-_]?oss", re.IGNORECASE)
-"""Models whose experts and router are tensors and no linear layers, which adapters on linear layers leave alone: those of attention
-are left.  [transformers, modeling_gpt_oss.py; peft, target_parameters names such tensors]"""
 QUIET = re.compile(
     r"(.*\.)?(output_dir|overwrite_output_dir|logging_\w+|save_\w+|eval\w*|do_\w+|report_to|run_name|seed|data_seed|learning_rate"
     r"|lr_.*|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset.*"
@@ -163,10 +154,9 @@ def reading(job: FineTuning) -> Reading:
     plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)  # it may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
-    known = _options(trainer)
     wanted, lean = _kernels(job, model, trainer)
     noted = (*noted, *low, *apart, *lean)
-    options = {name: value for name, value in {**wanted, **tensors}.items() if value in known.get(name, ())}
+    options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
@@ -183,6 +173,7 @@ def reading(job: FineTuning) -> Reading:
     spec = base_weights.spec_of(job.given, model)
     own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
     held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
+    result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *own[1], *held))
 
 
@@ -192,6 +183,7 @@ def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[di
     wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer, alone)
     wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
+    wanted |= {"reduce_dtype": "bf16"} if job.sharding.kind == trainer == "fsdp" and job.precision != "fp32" else {}
     kept = not job.recompute and job.sharding.fields.get("recompute") != Recompute.FULL and wanted.get("compile") != "on"
     layers = kernels.of_layers(job.given, model, job.tokens / job.sharding.fields.get("cp", 1)) if kept else ()
     pieces = kernels.of_free_memory(job.given, model, job.tokens) if trainer == "unsloth" and job.objective == "lm" else ()

@@ -11,6 +11,14 @@ from planner.units import GIB, GIGA
 
 TOWERS = {"gemma-3-4b": 0.42, "gemma-3-12b": 0.42, "gemma-3-27b": 0.42}
 """Presets of text alone whose uploads have an image encoder -> billions of weights that it has.  [config.json of the uploads]"""
+ENCODERS = re.compile(
+    r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"
+    r"|longformer|led|bge|e5|gte|whisper)-"
+)
+"""Names of models that are no decoders of text."""
+SINGLE = re.compile(r"gpt[-_]?oss", re.IGNORECASE)
+"""Models whose experts and router are tensors and no linear layers, which adapters on linear layers leave alone: those of attention
+are left.  [transformers, modeling_gpt_oss.py; peft, target_parameters names such tensors]"""
 MIXER = re.compile("in_proj|out_proj|x_proj|dt_proj|linear_attn|mixer|mamba")
 """Parts of names of linear layers of linear attention."""
 OF_ITS_OWN = ("mamba2", "gated_delta_net")
