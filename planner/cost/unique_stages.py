@@ -10,6 +10,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
 from planner.cost.memory import peak_points, states
+from planner.cost.memory.autocast import stage_more
 from planner.cost.own_terms import until_flush
 from planner.cost.pipeline import partition
 from planner.cost.pipeline.partition import StageParameters, Stages, stage_positions
@@ -18,7 +19,14 @@ from planner.cost.price import state_traffic
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, ShapePrices
-from planner.cost.price.stage_times import StageSeconds, StageTimes, layer_hooks, stage_times, stages_first
+from planner.cost.price.stage_times import (
+    StageSeconds,
+    StageTimes,
+    covered_share,
+    layer_hooks,
+    stage_times,
+    stages_first,
+)
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
 from planner.record import record
@@ -282,17 +290,19 @@ def _content_columns(
     kept = np.zeros((len(layout), 1))
     for term in trainer.terms:
         kept = kept + term.stored_bytes(workload, layout)
+    more, brought = stage_more(workload, trainer, layout, stages.dense + stages.moe, covered_share(layout, stages))
     parts = (
         peak_points.shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else {}
     )
+    parts |= {"working": parts["working"] + brought.T} if parts else {}
     return {
         "slowest": times.slowest,
         "forward": times.forward,
         "backward": times.backward,
-        "stored": times.saved + times.embedding_saved + kept.T,
+        "stored": times.saved + times.embedding_saved + kept.T + more.T,
         "first_chunk_more": times.first_chunk_more,
         "resident": stages_first(resident),
-        "transient": np.maximum(times.working, times.loss),
+        "transient": np.maximum(times.working + brought.T, times.loss),
         "shape_parts": parts,
     }
 

@@ -192,7 +192,7 @@ def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
     return functools.reduce(np.add, [count * getattr(blocks, name)[INDEX["flop"]] for name, count in counts])
 
 
-def _covered(layout: Layout, stages: Stages) -> Floats:
+def covered_share(layout: Layout, stages: Stages) -> Floats:
     """Part of a stage's layers that recompute covers, (N, 3): full recompute may be of so many layers."""
     covered, layers = column(layout.recompute_layers), stages.dense + stages.moe
     partly = (covered > 0) & (column(layout.recompute) == Recompute.FULL)
@@ -202,7 +202,7 @@ def _covered(layout: Layout, stages: Stages) -> Floats:
 def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
     """Sum of the blocks of each stage, the part of it that is embedding and head, both (quantities, 3, N), and the
     bytes that the stage's layers save, (3, N)."""
-    share = _covered(layout, stages)
+    share = covered_share(layout, stages)
 
     def times(layers: Floats, block: Floats) -> Floats:
         return stages_first(layers) * block[:, None, :]
@@ -221,7 +221,7 @@ def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats
 
 def first_chunk_more(layout: Layout, stages: Stages, blocks: Blocks, saved: Floats) -> Floats:
     """Bytes per microbatch that the first virtual stage saves more than the mean of the others; ``saved``: of all; (3, N)."""
-    share, others, place = _covered(layout, stages).T, np.asarray(layout.vpp) - 1.0, INDEX["saved"]
+    share, others, place = covered_share(layout, stages).T, np.asarray(layout.vpp) - 1.0, INDEX["saved"]
     dense, moe = (
         share * one[place] + (1.0 - share) * stored[place]
         for one, stored in ((blocks.dense, blocks.dense_stored), (blocks.moe, blocks.moe_stored))

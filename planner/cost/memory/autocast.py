@@ -1,0 +1,52 @@
+"""What autocast adds to a layer whose weights lie in fp32: the residual stream and the norms are fp32 too.
+
+The embedding puts out fp32, a linear layer bf16, and their sum is fp32 again. Sharded weights are gathered in half precision,
+and what they put out is: this is of one GPU and of replicas alone.
+[torch, autocast_mode: neither embedding nor addition nor multiplication is cast; transformers, LlamaRMSNorm]
+
+Counted with hooks on what autograd saves of a LlamaForCausalLM (transformers 5.23, torch 2.13, on CPU): a layer keeps 4 bytes of
+each element of its input for 2 where it is recomputed, and 10 T h bytes more where it is not.
+"""
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cost.pipeline.partition import column, sequences
+from planner.layout import Layout, Recompute
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+WIDER = 2.0
+"""Bytes of an element of fp32 beyond one of half precision."""
+COPY = 2.0
+"""Bytes of an element of a linear layer's input, which each that reads the norm's output casts for itself."""
+
+
+def is_wide(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
+    """1 where the stream is fp32, (N, 1)."""
+    trained = trainer.stored.weight_bytes >= 4.0 if not workload.lora_rank else workload.frozen_weights == "fp32"
+    trained = trained and "stream_cast" not in trainer.kernels.unfused
+    return np.where(column(layout.zero) < 1, float(trained and workload.element == 2), 0.0)
+
+
+def layer_more(workload: Workload, trainer: Trainer, layout: Layout) -> tuple[Floats, Floats]:
+    """Bytes beyond those of a stream in half precision that a recomputed layer keeps, and one that is not, (N, 1) each.
+
+    Not recomputed, every norm keeps its input and what it scales in fp32; query, key and value, gate and up cast its output one by
+    one. Frozen weights keep neither.
+    """
+    model = workload.model
+    split = np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
+    values = sequences(workload, layout) * workload.sequence_length / column(layout.cp) / split * model.hidden_size
+    values = values * is_wide(workload, trainer, layout)
+    apart = trainer.kernels.separate_projections
+    casts = apart * (2.0 * (not model.is_mla) + model.gated * (not model.is_moe))
+    whole = 0.0 if workload.lora_rank else WIDER * model.norms_per_layer + COPY * casts
+    return values * WIDER, values * whole
+
+
+def stage_more(workload: Workload, trainer: Trainer, layout: Layout, layers: Floats, covered: Floats) -> tuple[Floats, Floats]:
+    """The same of a stage's ``layers``, of which recompute covers a part, and of the layer that it brings back, (N, 3) each."""
+    kept, whole = layer_more(workload, trainer, layout)
+    full = (column(layout.recompute) == Recompute.FULL) * covered
+    return layers * (full * kept + (1.0 - full) * whole), np.broadcast_to(full * np.maximum(whole - kept, 0.0), layers.shape)
