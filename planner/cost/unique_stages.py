@@ -19,14 +19,7 @@ from planner.cost.price import state_traffic
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, ShapePrices
-from planner.cost.price.stage_times import (
-    StageSeconds,
-    StageTimes,
-    covered_share,
-    layer_hooks,
-    stage_times,
-    stages_first,
-)
+from planner.cost.price.stage_times import StageSeconds, StageTimes, layer_hooks, stage_times, stages_first
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
 from planner.record import record
@@ -290,7 +283,7 @@ def _content_columns(
     kept = np.zeros((len(layout), 1))
     for term in trainer.terms:
         kept = kept + term.stored_bytes(workload, layout)
-    more, brought = stage_more(workload, trainer, layout, stages.dense + stages.moe, covered_share(layout, stages))
+    more, brought = stage_more(workload, trainer, layout, stages)
     parts = (
         peak_points.shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else {}
     )

@@ -11,7 +11,8 @@ each element of its input for 2 where it is recomputed, and 10 T h bytes more wh
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.pipeline.partition import column, sequences
+from planner.cost.pipeline.partition import Stages, column, sequences
+from planner.cost.price.stage_times import covered_share
 from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -22,14 +23,14 @@ COPY = 2.0
 """Bytes of an element of a linear layer's input, which each that reads the norm's output casts for itself."""
 
 
-def is_wide(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
+def _is_wide(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
     """1 where the stream is fp32, (N, 1)."""
     trained = trainer.stored.weight_bytes >= 4.0 if not workload.lora_rank else workload.frozen_weights == "fp32"
     trained = trained and "stream_cast" not in trainer.kernels.unfused
     return np.where(column(layout.zero) < 1, float(trained and workload.element == 2), 0.0)
 
 
-def layer_more(workload: Workload, trainer: Trainer, layout: Layout) -> tuple[Floats, Floats]:
+def _layer_more(workload: Workload, trainer: Trainer, layout: Layout) -> tuple[Floats, Floats]:
     """Bytes beyond those of a stream in half precision that a recomputed layer keeps, and one that is not, (N, 1) each.
 
     Not recomputed, every norm keeps its input and what it scales in fp32; query, key and value, gate and up cast its output one by
@@ -38,15 +39,16 @@ def layer_more(workload: Workload, trainer: Trainer, layout: Layout) -> tuple[Fl
     model = workload.model
     split = np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     values = sequences(workload, layout) * workload.sequence_length / column(layout.cp) / split * model.hidden_size
-    values = values * is_wide(workload, trainer, layout)
+    values = values * _is_wide(workload, trainer, layout)
     apart = trainer.kernels.separate_projections
     casts = apart * (2.0 * (not model.is_mla) + model.gated * (not model.is_moe))
     whole = 0.0 if workload.lora_rank else WIDER * model.norms_per_layer + COPY * casts
     return values * WIDER, values * whole
 
 
-def stage_more(workload: Workload, trainer: Trainer, layout: Layout, layers: Floats, covered: Floats) -> tuple[Floats, Floats]:
-    """The same of a stage's ``layers``, of which recompute covers a part, and of the layer that it brings back, (N, 3) each."""
-    kept, whole = layer_more(workload, trainer, layout)
-    full = (column(layout.recompute) == Recompute.FULL) * covered
+def stage_more(workload: Workload, trainer: Trainer, layout: Layout, stages: Stages) -> tuple[Floats, Floats]:
+    """The same of all layers of a stage, of which recompute covers a part, and of the one that it brings back, (N, 3) each."""
+    kept, whole = _layer_more(workload, trainer, layout)
+    layers = stages.dense + stages.moe
+    full = (column(layout.recompute) == Recompute.FULL) * covered_share(layout, stages)
     return layers * (full * kept + (1.0 - full) * whole), np.broadcast_to(full * np.maximum(whole - kept, 0.0), layers.shape)
