@@ -55,7 +55,10 @@ SAID_ELSEWHERE = {
     "trainer_cls": "a trainer of its own, which is not read",
     "quantization_config": "no setting of axolotl, which drops it: adapter, load_in_4bit and load_in_8bit count",
     **dict.fromkeys(("model_kwargs", "overrides_of_model_kwargs"), "not read: how the weights are loaded is not in the plan"),
-    **dict.fromkeys(("deepcompile", "use_kernels", "use_scattermoe", "use_sonicmoe"), "not priced: time comes out too long"),
+    **dict.fromkeys(
+        ("deepcompile", "use_kernels", "use_scattermoe", "use_sonicmoe", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv",
+         "flash_attn_rms_norm", "flash_optimum"), "not priced: time comes out too long",
+    ),
     **dict.fromkeys(
         ("chunked_cross_entropy", "flash_attn_cross_entropy", "unsloth_cross_entropy_loss"),
         "priced as the loss of torch: memory comes out too high",
