@@ -29,9 +29,9 @@ FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
 BRINGS_BACK, IN_FULL, IN_HALF = (0, 7, 5), (0, 9), (0, 26)
-"""Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them, and adapters to it
-with them; that do so with tables alone; that cast adapters to bf16 with one in 4 or 8 bits, DPO since 0.29.  [trl/trainer/utils.py: peft_module_casting_to_bf16;
-trl/trainer/sft_trainer.py]"""
+"""Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them, and adapters with
+them; that bring back tables alone; that cast adapters to bf16 with a base in 4 or 8 bits, DPO since 0.29.
+[trl/trainer/utils.py: peft_module_casting_to_bf16; trl/trainer/sft_trainer.py]"""
 LINEARIZED = "llama4_linearized_experts"
 """Argument of axolotl, which makes layers of the experts of llama-4.  [monkeypatch/models/llama4]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
