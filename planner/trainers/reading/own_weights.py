@@ -104,8 +104,8 @@ KEPT_BESIDE = re.compile(r"(\w+_)?(ewc|fisher|lwf|agem|synaptic_intelligence)(_\
 
 
 def of_methods(unread: Sequence[str], spec: ModelSpec | None, precision: str) -> tuple[str, ...]:
-    """Note about such a method of a program or fork: EWC holds Fisher information, weights and copies of gradients, LwF the model of
-    before and its scores."""
+    """Note about such a method of a program or fork: EWC holds Fisher information, weights and copies of gradients, LwF the model
+    of before and its scores."""
     named = [name for one in unread if KEPT_BESIDE.fullmatch((name := one.partition(" = ")[0]).lower())]
     if not named:
         return ()
