@@ -42,6 +42,8 @@ class FineTuning:
     """Its optimizer, where that is not Adam."""
     tables: Annotated[str, one_of("", "fp32", "frozen")] = ""
     """Dtype of tables that are trained as a whole with adapters: fp32, that of the frozen table; empty = as PEFT has them."""
+    pair_logits: Positive = 8.0
+    """Bytes per logit alive at the peak of the loss of DPO."""
     objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()
     """What it minimises in addition to the loss of the next token, of ``workload.OBJECTIVES``."""
 
@@ -163,8 +165,6 @@ class Stored:
     logit_bytes: float
     """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient; of one piece where the loss
     is not ``full``."""
-    pair_logits: Positive
-    """The same at the peak of the loss of DPO."""
     whole_table_gradient: bool
     """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
     weighted_experts: bool

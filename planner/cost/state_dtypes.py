@@ -55,7 +55,8 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     """
     fused = trainer.stored.loss == "fused_linear" and "loss" in trainer.choices.options
     if workload.objective == "dpo" and not fused:
-        trainer = trainer.replace(loss="full", logit_bytes=trainer.stored.pair_logits)
+        own = max((term.pair_bytes() for term in trainer.terms), default=0.0)
+        trainer = trainer.replace(loss="full", logit_bytes=own or trainer.legal.fine_tuning.pair_logits)
     if workload.precision == "fp32":
         return _in_fp32(trainer)
     if workload.precision != "bf16_true":

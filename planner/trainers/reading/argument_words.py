@@ -153,7 +153,6 @@ KEPT = (
     "all scores are kept, as in TRL before 1.7; since then its loss is taken in pieces, and memory comes out too high: "
     "--set loss_type=chunked_nll prices that"
 )
-HEAD = "over DeepSpeed the fp32 copy of the head that TRL's loss in pieces multiplies by is not priced: 6 bytes a weight of it"
 
 
 def loss_of(given: Settings, objective: str, old: bool, usual: str) -> tuple[str, tuple[str, ...]]:
@@ -163,7 +162,7 @@ def loss_of(given: Settings, objective: str, old: bool, usual: str) -> tuple[str
     if usual == "chunked":
         return "" if found == usual else found, notes
     found = usual if notes else found
-    return "" if found == usual else found, (KEPT,) if notes else (HEAD,) if found == "chunked" else ()
+    return "" if found == usual else found, (KEPT,) if notes else ()
 
 
 LIGER_PAIRS = (0, 25)

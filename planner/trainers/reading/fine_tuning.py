@@ -160,11 +160,10 @@ def reading(job: FineTuning) -> Reading:
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
-        sequence_length=job.sequence_length,
-        global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
+        sequence_length=job.sequence_length, global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus,
         lora_targets="all" if not job.lora_rank or "expert_adapters" in tensors else "attention" if single else job.lora_targets,
         lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
-        frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
+        frozen_weights=frozen if job.lora_rank else None, objective=job.objective, lora_rank=job.lora_rank,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
