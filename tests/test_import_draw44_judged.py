@@ -132,6 +132,13 @@ def test_kernels_and_states_of_axolotl_are_named(tmp_path: Path) -> None:
     assert "states of the embedding stay in 32 bits" in notes and "4.52" not in notes
 
 
+@pytest.mark.parametrize(("version", "noted"), [("", True), ("axolotl==0.6.0", True), ("axolotl==0.7.0", False)])
+def test_scores_of_pairs_of_axolotl(tmp_path: Path, version: str, noted: bool) -> None:
+    written(tmp_path, f"{version}\n", "requirements.txt")
+    assert ("before it held up to 20" in _notes(_read(tmp_path, AXOLOTL + "rl: dpo\n", "full.yml"))) is noted
+    assert "before it held" not in _notes(_read(tmp_path, AXOLOTL, "full.yml"))
+
+
 def test_tasks_and_methods_of_a_fork_of_swift(tmp_path: Path) -> None:
     assert asked_for(_swift(tmp_path, "--task_type causal_lm")) == []
     asked = _swift(tmp_path, "--task_type ewc --ewc_lambda 4").questions

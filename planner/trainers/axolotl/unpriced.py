@@ -6,6 +6,7 @@ import re
 from planner.cost.parameters import count_parameters
 from planner.errors import PlannerError
 from planner.model import ModelSpec
+from planner.trainers.reading.argument_words import BY_WHOLE
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.settings import Settings
@@ -129,7 +130,13 @@ def notes(given: Settings) -> tuple[str, ...]:
         found.append("adapter is not set, so all weights are trained, whatever lora_r and lora_target_* say")
     if given.get("adapter") and given.get("peft_autocast_adapter_dtype") is False:
         found.append("peft_autocast_adapter_dtype: adapters are priced in fp32, and lie in the dtype of the base")
+    if given.get("rl") in ("dpo", "ipo") and newer(given.path, "axolotl", OF_ROWS) is not True:
+        found.append(BY_WHOLE)
     return tuple(found)
+
+
+OF_ROWS = (0, 7)
+"""Version of axolotl that is installed with TRL 0.15.  [requirements.txt]"""
 
 
 def of_lora_kernels(given: Settings, old_fsdp: bool) -> tuple[str, ...]:
