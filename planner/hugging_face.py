@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, nearest_first, shown
+from planner.gpt_configs import GPTS
 from planner.hybrid_configs import HYBRIDS
 from planner.model_constants import constants_of_config
 from planner.model_names import READ_AS
@@ -301,11 +302,6 @@ def halved_mlp(_: Config, fields: Fields) -> Fields:
     return {"ffn_size": fields["ffn_size"] // 2}
 
 
-def multi_query(c: Config, fields: Fields) -> Fields:
-    """One key and value head for all queries."""
-    return {"num_kv_heads": 1 if c.flag("multi_query", True) else fields["num_heads"]}
-
-
 def mlp_layers(c: Config, fields: Fields) -> Fields:
     """Dense layers before those with experts, as ``mlp_layer_types`` lists them."""
     kinds = c.items("mlp_layer_types")
@@ -360,27 +356,11 @@ def llama4(c: Config, fields: Fields) -> Fields:
     return found if found.get("num_windowed_layers") else {**found, "chunked_attention": False}
 
 
-def opt_positions(c: Config, fields: Fields) -> Fields:
-    """The table of positions has two rows more than there are positions."""
-    if c.size("word_embed_proj_dim", default=fields["hidden_size"]) != fields["hidden_size"]:
-        raise c.error("word_embed_proj_dim other than hidden_size is not understood")
-    return {"num_position_embeddings": fields["max_sequence_length"] + 2}
-
-
-def falcon(c: Config, fields: Fields) -> Fields:
-    """Grouped or single keys and values, norms and positions by switches."""
-    heads, new, parallel = fields["num_heads"], c.flag("new_decoder_architecture"), fields["parallel_attention"]
-    kv = c.size("num_kv_heads", "n_head_kv", default=heads) if new else 1 if c.flag("multi_query", True) else heads
-    norms = c.size("num_ln_in_parallel_attn", default=2 if new or not parallel else 1)
-    return {"num_kv_heads": kv, "norms_per_layer": norms, "position": "alibi" if c.flag("alibi") else "rope"}
-
-
 STEPS = {
     one.__name__: one
     for one in (
         biases, window_everywhere, window_every_second, gemma3_window, window_but_every_fourth, qwen_window, qwen_experts,
-        ernie_layers, multi_query, latent_attention, deepseek_experts, sparse_attention, llama4, opt_positions, falcon,
-        baichuan_positions, chatglm_groups, halved_mlp,
-        *HYBRIDS,
+        ernie_layers, latent_attention, deepseek_experts, sparse_attention, llama4, baichuan_positions, chatglm_groups, halved_mlp,
+        *GPTS, *HYBRIDS,
     )
 }  # fmt: skip

@@ -40,6 +40,7 @@ def matters(option: str, workload: Workload, num_gpus: int) -> bool:
         "bits": workload.lora_rank > 0 and frozen_element(workload) < workload.element,
         "fp8": workload.precision in LOW_PRECISIONS, "mxfp8": workload.precision == "mxfp8",
         "main_gradients": workload.precision != "fp16",
+        "pairs": workload.objective == "dpo",
     }  # fmt: skip
     return all(given[need] for need in table()[option].needs)
 

@@ -28,6 +28,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (0, "assumption"),
     (1, "layout curves. vision linear_attention model_constants"),
     (1, "hybrid_configs"),
+    (1, "gpt_configs"),
     (1, "hugging_face"),
     (1, "model hardware. trainer_records trainer_options"),
     (1, "trainer"),

@@ -193,3 +193,26 @@ def test_the_families_read_the_same_without_libyaml() -> None:
     """A plain `a ? b` inside braces is read by libyaml alone."""
     text = (library.profiles_directory() / "model_families.yaml").read_text()
     assert yaml.load(text, Loader=yaml.SafeLoader) == yaml.load(text, Loader=yaml.CSafeLoader)
+
+
+MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "expansion_ratio": 4, "vocab_size": 50432}
+"""A configuration of llm-foundry, 2048 tokens long."""
+
+
+@pytest.mark.parametrize(
+    ("more", "billions", "position", "kv_heads"),
+    [
+        ({}, 6.650, "alibi", 32),  # MPT-7B, whose model card says 6.65 billion
+        ({"no_bias": False, "attn_config": {"alibi": False}}, 6.659, "learned", 32),
+        ({"attn_config": {"rope": True, "alibi": False, "attn_type": "grouped_query_attention", "kv_n_heads": 8}},
+         5.844, "rope", 8),
+        ({"attn_config": {"alibi": False, "attn_type": "multiquery_attention"}, "learned_pos_emb": False}, 5.610, "none", 1),
+    ],
+)  # fmt: skip
+def test_decoders_of_llm_foundry(more: dict[str, Any], billions: float, position: str, kv_heads: int) -> None:
+    found = from_hugging_face({**MPT, **more}, name="mpt")
+    assert (found.position, found.num_kv_heads, found.ffn_size, found.tied_embeddings) == (position, kv_heads, 16384, True)
+    assert total_parameters(found) / 1e9 == pytest.approx(billions, abs=0.002)
+    assert sentence(lambda: from_hugging_face({**MPT, "ffn_config": {"ffn_type": "mptglu"}}, name="mpt")).endswith(
+        "ffn_type other than mptmlp and a sliding_window_size are not understood"
+    )

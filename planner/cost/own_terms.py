@@ -123,6 +123,10 @@ class OwnTerms:
         """Bytes per weight of the head of copies that its product makes."""
         return 0.0
 
+    def pair_bytes(self) -> float:
+        """Bytes per logit alive at the peak of the loss of DPO, where they are its own; 0: they are not."""
+        return 0.0
+
     def update_bytes(self, workload: Workload) -> float:
         """Bytes that kernels in addition to the optimizer's own move per updated parameter."""
         return 0.0

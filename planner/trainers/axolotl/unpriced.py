@@ -6,6 +6,7 @@ import re
 from planner.cost.parameters import count_parameters
 from planner.errors import PlannerError
 from planner.model import ModelSpec
+from planner.trainers.reading.argument_words import BY_WHOLE
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.model_notes import of_trained_images
 from planner.trainers.reading.settings import Settings
@@ -55,7 +56,10 @@ SAID_ELSEWHERE = {
     "trainer_cls": "a trainer of its own, which is not read",
     "quantization_config": "no setting of axolotl, which drops it: adapter, load_in_4bit and load_in_8bit count",
     **dict.fromkeys(("model_kwargs", "overrides_of_model_kwargs"), "not read: how the weights are loaded is not in the plan"),
-    **dict.fromkeys(("deepcompile", "use_kernels", "use_scattermoe", "use_sonicmoe"), "not priced: time comes out too long"),
+    **dict.fromkeys(
+        ("deepcompile", "use_kernels", "use_scattermoe", "use_sonicmoe", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv",
+         "flash_attn_rms_norm", "flash_optimum"), "not priced: time comes out too long",
+    ),
     **dict.fromkeys(
         ("chunked_cross_entropy", "flash_attn_cross_entropy", "unsloth_cross_entropy_loss"),
         "priced as the loss of torch: memory comes out too high",
@@ -126,7 +130,13 @@ def notes(given: Settings) -> tuple[str, ...]:
         found.append("adapter is not set, so all weights are trained, whatever lora_r and lora_target_* say")
     if given.get("adapter") and given.get("peft_autocast_adapter_dtype") is False:
         found.append("peft_autocast_adapter_dtype: adapters are priced in fp32, and lie in the dtype of the base")
+    if given.get("rl") in ("dpo", "ipo") and newer(given.path, "axolotl", OF_ROWS) is not True:
+        found.append(BY_WHOLE)
     return tuple(found)
+
+
+OF_ROWS = (0, 7)
+"""Version of axolotl that is installed with TRL 0.15.  [requirements.txt]"""
 
 
 def of_lora_kernels(given: Settings, old_fsdp: bool) -> tuple[str, ...]:

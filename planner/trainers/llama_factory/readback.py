@@ -253,4 +253,6 @@ def _options(given: Settings, objective: str, old: bool) -> tuple[dict[str, str]
         options["loss"] = "fused_linear"
     if own_arguments.compiled(given):
         options["compile"] = "on"
+    if objective == "dpo":
+        options["pair_loss"] = "shifted"  # as large over DeepSpeed as its own  [train/dpo/trainer.py]
     return options, notes

@@ -74,9 +74,9 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     found.program = best[-1].words[0] if _PROGRAM.fullmatch(best[-1].words[0] if best[-1].words else "") else ""
     _require_language_model(where, found.program)
     found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory, found.notes)]
-    launched = [one.words for one in script.commands if _deciding(one.words) >= min(most, LEAST)]
-    found.num_gpus = gpus_of(script, launched[-1] if launched else [])
-    if found.num_gpus and launched and one_process(launched[-1]):
+    launched = [one for one in script.commands if _deciding(one.words) >= min(most, LEAST)] or [Command([])]
+    found.num_gpus = gpus_of(script, launched[-1].words) or (1 if alone(launched[-1]) else None)
+    if found.num_gpus and one_process(launched[-1].words):
         found.notes.append("torchrun without --nproc_per_node starts one process on a node")
     if script.missing:
         found.notes.append(f"scripts that it reads and that are not here: {', '.join(dict.fromkeys(script.missing))}")
@@ -232,6 +232,13 @@ def one_process(words: Sequence[str]) -> bool:
     until = next((i for i, word in enumerate(words) if i > place and _PROGRAM.fullmatch(word)), len(words))
     own = words[place + 1 : until]
     return until < len(words) and not any(is_open(word) or re.match(r"--?nproc", word) for word in own)
+
+
+def alone(command: Command) -> bool:
+    """Whether python starts a program without a launcher, where one GPU is visible."""
+    place = next((i for i, word in enumerate(command.words) if _PROGRAM.fullmatch(word)), 0)
+    plain = all(re.fullmatch(r"(?:\S*/)?python[\d.]*|-[a-ln-zA-Z]", word) for word in command.words[:place])
+    return place > 0 and plain and re.fullmatch(r"\s*\d+\s*", command.seen) is not None
 
 
 def _batch_gpus(script: Script) -> int | None:

@@ -180,8 +180,11 @@ def _require_modelled(given: Settings, mode: str) -> None:
     for name in NOT_MODELLED:
         if given.get(name) not in (None, False, 0, 0.0, []):
             raise PlannerError(f"{given.where(name)} is not modelled; a plan trains all weights or adapters on all layers")
-    if given.get("task_type") in ("seq_cls", "embedding", "reranker", "generative_reranker"):
+    if (task := given.get("task_type")) in ("seq_cls", "embedding", "reranker", "generative_reranker"):
         raise PlannerError(f"{given.where('task_type')}: a step without a loss over the vocabulary is not modelled")
+    if task not in (None, "causal_lm"):
+        about = f"{shown(task)} is none of ms-swift, so of a fork, which may hold more; causal_lm imports it as plain training"
+        given.ask(Question(name="task_type", about=about, choices=("causal_lm",)))
     if given.size("zero_hpz_partition_size") > 1:
         raise PlannerError(f"{given.where('zero_hpz_partition_size')}: hierarchical partitions of weights are not modelled")
     if given.get("train_backend") == "megatron":

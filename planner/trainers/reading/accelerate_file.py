@@ -30,7 +30,7 @@ QUIET_ACCELERATE = re.compile(
 
 def accelerate(path: Path, options: Mapping[str, list[str]] = MappingProxyType({}), said: Given | None = None) -> Sharding:
     """What the YAML of accelerate says, under the ``options`` of its launch command. Raises PlannerError."""
-    return of_accelerate(path, overlaid(file_settings(path, "a configuration of accelerate"), options), said)
+    return of_accelerate(path, overlaid(file_settings(path, "a configuration of accelerate", last=True), options), said)
 
 
 def of_accelerate(path: Path, data: Mapping[str, Any], said: Given | None = None) -> Sharding:

@@ -96,6 +96,8 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
         found.append(WIDE)
     if pairs and given.flag("use_liger_kernel") and not given.flag("use_liger_loss"):
         found += [IN_PAIRS] * (newer(given.path, "trl", LIGER_PAIRS) is None)
+    if pairs and newer(given.path, "trl", BY_ROWS) is None and not fuses(given, objective):
+        found.append(BY_WHOLE)
     template = str(given.get("chat_template_path") or "x.jinja")
     if adapters and not template.endswith((".jinja", ".j2")) and "lm_head" not in str(given.get("lora_modules_to_save")):
         found.append(CLONED)
@@ -151,7 +153,6 @@ KEPT = (
     "all scores are kept, as in TRL before 1.7; since then its loss is taken in pieces, and memory comes out too high: "
     "--set loss_type=chunked_nll prices that"
 )
-HEAD = "over DeepSpeed the fp32 copy of the head that TRL's loss in pieces multiplies by is not priced: 6 bytes a weight of it"
 
 
 def loss_of(given: Settings, objective: str, old: bool, usual: str) -> tuple[str, tuple[str, ...]]:
@@ -161,7 +162,7 @@ def loss_of(given: Settings, objective: str, old: bool, usual: str) -> tuple[str
     if usual == "chunked":
         return "" if found == usual else found, notes
     found = usual if notes else found
-    return "" if found == usual else found, (KEPT,) if notes else (HEAD,) if found == "chunked" else ()
+    return "" if found == usual else found, (KEPT,) if notes else ()
 
 
 LIGER_PAIRS = (0, 25)
@@ -189,9 +190,21 @@ def options_of(given: Settings, objective: str) -> dict[str, str]:
         options["attention_kernel"] = KERNELS[kernel]
     if fuses(given, objective):
         options["loss"] = "fused_linear"
+    elif objective == "dpo" and newer(given.path, "trl", BY_ROWS) is False:
+        beside = not (given.flag("precompute_ref_log_probs") or newer(given.path, "trl", ROLLED) is True)
+        held = newer(given.path, "trl", FREES_LOGITS) is False
+        options["pair_loss"] = "whole" if not beside else "held" if held else "shifted"
     if given.flag("torch_compile"):
         options["compile"] = "on"
     return options
+
+
+FREES_LOGITS, ROLLED, BY_ROWS = (0, 12), (0, 14), (0, 15)
+"""Versions of TRL whose DPO holds fewer scores at once (option pair_loss).  [trl/trainer/dpo_trainer.py: concatenated_forward]"""
+BY_WHOLE = (
+    "scores of pairs are priced as TRL takes them since 0.15, 8 bytes each; before it held up to 20, those of the reference with "
+    "them: memory comes out too low by up to 12 bytes for each of 2 x batch x length x vocabulary"
+)
 
 
 def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, ...]]:

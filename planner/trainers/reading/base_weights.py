@@ -28,10 +28,10 @@ ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
 FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
-BRINGS_BACK, IN_HALF = (0, 7, 5), (0, 26)
-"""Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them; that cast
-adapters to bf16 with one in 4 or 8 bits, DPO since 0.29.  [trl/trainer/utils.py: peft_module_casting_to_bf16;
-trl/trainer/sft_trainer.py]"""
+BRINGS_BACK, IN_FULL, IN_HALF = (0, 7, 5), (0, 9), (0, 26)
+"""Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them, and adapters with
+them; that bring back tables alone; that cast adapters to bf16 with a base in 4 or 8 bits, DPO since 0.29.
+[trl/trainer/utils.py: peft_module_casting_to_bf16; trl/trainer/sft_trainer.py]"""
 LINEARIZED = "llama4_linearized_experts"
 """Argument of axolotl, which makes layers of the experts of llama-4.  [monkeypatch/models/llama4]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
@@ -164,7 +164,8 @@ def _in_fp32(given: Settings) -> bool:
 
 
 def _caster(given: Settings) -> str:
-    return PREPARES[0] if given.flag(PREPARES[0]) else "torch_dtype float32"
+    """What casts frozen weights to fp32, or leaves them in it."""
+    return PREPARES[0] if given.flag(PREPARES[0]) else "torch_dtype float32" if _in_fp32(given) else "TRL before 0.27"
 
 
 def _brings_back(given: Settings, trainer: str, frozen: str, precision: str) -> bool:
@@ -180,12 +181,21 @@ def _old(given: Settings) -> bool:
     return newer(given.path, "trl", IN_HALF) is False or "max_seq_length" in given.data
 
 
+def _early(given: Settings, job: Adapted) -> bool:
+    """Whether TRL may be one of those that cast adapters with the tables."""
+    between = newer(given.path, "trl", BRINGS_BACK) is not False and newer(given.path, "trl", IN_FULL) is not True
+    return between and _old(given) and job.trainer == "trl" and job.frozen.startswith("nf4") and job.precision == "bf16"
+
+
 def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[str, ...]:
     """Note about adapters in bf16, which are priced in fp32."""
     who = "its program casts adapters to bf16" if given.flag(CAST) else "TRL since 0.26 casts adapters beside such a base to bf16"
     half = job.frozen == "bf16" and (given.flag(STAY) or newer(given.path, "peft", AUTOCASTS) is False)
     if half and job.trainer in ("fsdp", "trl"):
         who = "PEFT leaves adapters in the dtype of their base (before 0.12, and without autocast_adapter_dtype)"
+    elif not job.engine and not job.sharded and _early(given, job):
+        since = "" if newer(given.path, "trl", IN_FULL) is False else ", where that is its version,"
+        who = f"TRL 0.7.5 to 0.8{since} casts adapters beside 4 bits to bf16"
     elif job.engine or (not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given))):
         return ()
     spec, by = spec_of(given, model), ""
@@ -206,7 +216,7 @@ def _of_tables(given: Settings, job: Adapted, spec: ModelSpec | None, casts: boo
     pairs = job.trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
     if not _prepared(job, casts) or (job.trainer == "axolotl" and not pairs):
         return
-    who = "TRL before 0.27" if pairs or not casts else _caster(given)
+    who = "TRL before 0.27" if pairs else _caster(given)
     text = f"embedding, head and norms are priced in {job.precision}, and {who} casts them to fp32: memory then comes out too low"
     if spec is None:
         yield text
@@ -221,9 +231,8 @@ def _of_residuals(given: Settings, job: Adapted, spec: ModelSpec | None, casts: 
     layers in 4 or 8 bits return the dtype of what they are given.  [torch, autocast_mode.h; bitsandbytes, nn/modules.py]"""
     if not _prepared(job, casts) or job.trainer == "axolotl":
         return
-    who = "TRL before 0.27" if not casts else _caster(given)
     kept = "what layers save" if not job.recompute else "the inputs that layers save"
-    text = f"norms that {who} casts to fp32 make {kept} fp32, priced in {job.precision}: memory then comes out too low"
+    text = f"norms that {_caster(given)} casts to fp32 make {kept} fp32, priced in {job.precision}: memory then comes out too low"
     if spec is None or not job.tokens:
         yield text
         return

@@ -34,6 +34,9 @@ FULL = re.compile(
 EXAMPLES = re.compile(r"(^|/)run_(clm|fim)(_no_trainer)?\.py$")
 """Programs of transformers whose load names none where their command does not.  [examples/pytorch/language-modeling]"""
 
+EMBEDDING_STATES = (4, 52)
+"""Version of transformers that keeps them so; before, it looks for a class by another name.  [trainer.py: create_optimizer]"""
+
 
 def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: str, adapters: bool) -> tuple[Question, ...]:
     """Puts the dtype of weights whose load says none, by the version of transformers; asks where that decides and is not known."""
@@ -106,10 +109,12 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
         what = "SGD is priced with momentum: without, as transformers makes it"
         yield f"{what}, memory comes out too high{_by(each * all_weights / shards)}"
     eight = job.optimizer.endswith("adam_8bit") and re.search("torch|ao_", str(given.get("optim"))) is None
-    if eight and kind == "ddp" and spec is not None and not given.usual.get("accelerate_loop"):
+    since = newer(given.path, "transformers", EMBEDDING_STATES)
+    if eight and since is not False and kind == "ddp" and spec is not None and not given.usual.get("accelerate_loop"):
         table = 6.0 * count_parameters(spec).input_embedding / shards
         if table > (1.0 * GIB + 2.0 * all_weights) / 50:
-            yield f"states of the embedding stay in 32 bits, priced in 8: memory comes out too low{_by(table)}"
+            only = "" if since else "; not so before transformers 4.52"
+            yield f"states of the embedding stay in 32 bits, priced in 8: memory comes out too low{_by(table)}{only}"
 
 
 def _by(size: float) -> str:

@@ -20,7 +20,7 @@ from planner.trainers.reading.layer_names import ALL, TABLES, joint_layers, line
 from planner.trainers.reading.machines import require_gpus
 from planner.trainers.reading.model_notes import ENCODERS, SINGLE, of_absent_layers, of_joint_layers, of_model
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.own_weights import COPIES, second_copies
+from planner.trainers.reading.own_weights import COPIES, of_methods, second_copies
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.trained_whole import of_no_layer, trained_whole
@@ -160,11 +160,10 @@ def reading(job: FineTuning) -> Reading:
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
-        sequence_length=job.sequence_length,
-        global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
+        sequence_length=job.sequence_length, global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus,
         lora_targets="all" if not job.lora_rank or "expert_adapters" in tensors else "attention" if single else job.lora_targets,
         lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
-        frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
+        frozen_weights=frozen if job.lora_rank else None, objective=job.objective, lora_rank=job.lora_rank,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
@@ -174,7 +173,8 @@ def reading(job: FineTuning) -> Reading:
     own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
     held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
-    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *own[1], *held))
+    more = (*own[1], *of_methods(result.unread, spec, result.precision), *held)
+    return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *more))
 
 
 def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[dict[str, str], tuple[str, ...]]:

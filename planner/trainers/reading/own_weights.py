@@ -6,11 +6,14 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from planner.cost.parameters import total_parameters
 from planner.errors import shown
+from planner.model import ModelSpec
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
+from planner.units import GIB
 
 ADAPTED = ("LoraConfig", "get_peft_model", "prepare_model_for_kbit_training", "add_adapter")
 """Calls after which all but adapters is frozen, which is what adapters mean."""
@@ -94,3 +97,19 @@ def second_copies(given: Settings, unread: Sequence[str]) -> list[Question]:
         return []
     about = "whether it keeps a second copy of the weights, which is not priced, or averages something else"
     return [Question(name=one, about=about, choices=("false", "true")) for one in named]
+
+
+KEPT_BESIDE = re.compile(r"(\w+_)?(ewc|fisher|lwf|agem|synaptic_intelligence)(_\w+)?|prev(ious)?_task_(model|checkpoint)(_\w+)?")
+"""Words of methods against forgetting, which hold weights of before."""
+
+
+def of_methods(unread: Sequence[str], spec: ModelSpec | None, precision: str) -> tuple[str, ...]:
+    """Note about such a method of a program or fork: EWC holds Fisher information, weights and copies of gradients, LwF the model
+    of before and its scores."""
+    named = [name for one in unread if KEPT_BESIDE.fullmatch((name := one.partition(" = ")[0]).lower())]
+    if not named:
+        return ()
+    each = (2.0 if precision == "bf16_true" else 4.0) * total_parameters(spec) / GIB if spec is not None else 0.0
+    by = f" by up to {each:.1f} GiB for each copy of the weights" if spec is not None else ""
+    what = "what a method against forgetting holds (EWC up to three copies of the weights, LwF one and its scores) is not priced"
+    return (f"{named[0]}: {what}: memory comes out too low{by}",)

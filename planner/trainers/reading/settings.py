@@ -191,15 +191,16 @@ _NO_MATTER = re.compile(
 """Keys that change neither time nor memory: of others one value is meant, and which is not said."""
 
 
-def file_settings(path: Path, what: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file; ``what`` it should be. Raises PlannerError."""
+def file_settings(path: Path, what: str, last: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; ``what`` it should be; ``last``: of any key that is given twice the last counts, as its
+    reader is known to have it. Raises PlannerError."""
     if path.suffix.lower() in JSON:
         return json_mapping(path, read_text(path), what)
     try:
         return library.read_yaml(path)
     except PlannerError as error:
         keys = given_twice(read_text(path)) if "is given twice" in str(error) else []
-        if keys and all(_NO_MATTER.fullmatch(one) for one in keys):
+        if keys and (last or all(_NO_MATTER.fullmatch(one) for one in keys)):
             return {**library.parse_yaml(read_text(path), str(path), last=True), TWICE: ", ".join(keys)}
         place = r"\{\w{1,80}\}[^\s{}]{1,300}|\{\{ ?\w{1,80} ?\}\}[^\s{}]{0,300}"
         text = re.sub(rf"^([ ]*[\w.-]{{1,80}}:[ ]+)({place})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
