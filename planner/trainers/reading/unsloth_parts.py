@@ -199,7 +199,8 @@ def without_experts(script: Script, data: Mapping[str, Any], notes: list[str]) -
 
 SCORES = re.compile(r"(?m)^[^#\n]{0,200}\bUNSLOTH_(COMPILE_DISABLE|RETURN_LOGITS)[\"']?\]?\s*[=,:]\s*[\"']?1\b")
 OWN_FORWARD = re.compile(
-    r"llama-?[123]|codellama|tinyllama|mistral|qwen-?2(?!.*vl)|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1|2)|granite|r1-distill"
+    r"llama-?[123](?!.*vision)|codellama|tinyllama|mistral(?!-(small-3\.[12]|large-3))|qwen-?(1\.5|2)(?!.*(vl|omni|audio|moe|57b))|qwq"
+    r"|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1\.|2(?!7b)|7b)|granite-?3|r1-distill"
 )
 """Models whose step unsloth has written itself; for all others it rewrites that of transformers.  [models/loader.py]"""
 
