@@ -19,6 +19,7 @@ from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import EAGER_LOSS, sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
+from planner.trainers.torchtitan.own_registry import of_products
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.stages import pipeline
@@ -146,12 +147,14 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         "offload_parameters": int(str(training["enable_cpu_offload"]).lower() != "false"),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
+    products = of_products(other, spec, micro * length / cp, 4.0 if precision == "fp32" else 2.0, tp)
     return Reading(
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(path, training, other),
-        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_beside(other, unread)),
+        notes=(*other.get("notes", ()), *products, *passed, *room, *cast, *notes_of(parallel, training, other, spec),
+               *_beside(other, unread)),
     )  # fmt: skip
 
 
