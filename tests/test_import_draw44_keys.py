@@ -49,3 +49,41 @@ def test_matrix_products_that_a_policy_of_the_copy_around_keeps(tmp_path: Path, 
     written(tmp_path, POLICY.replace("NAME", "mm_keep_every"), "torchtitan/distributed/activation_checkpoint.py")
     found = _titan(tmp_path, f"mm_keep_every = {every}")
     assert asked_for(found) == [] and any(does in one for one in found.notes) == gigabytes
+
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 \\\n"
+    "    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 MORE\n"
+)
+
+
+def _megatron(folder: Path, more: str, **said: str) -> Reading:
+    return read(written(folder, MEGATRON.replace("MORE", more), "run.sh"), None, Given(settings=said))
+
+
+@pytest.mark.parametrize(("more", "rows", "note"), [
+    ("--tokenizer-type GPT2BPETokenizer --make-vocab-size-divisible-by 1024", 51200, "51200, 50257, padded to a multiple of 1024"),
+    ("--tokenizer-type GPT2BPETokenizer --tensor-model-parallel-size 8", 51200, "51200, 50257, padded to a multiple of 1024"),
+    ("--tokenizer-type GPT2BPETokenizer --make-vocab-size-divisible-by 64", 0, "vocabulary: 50257 priced; padded to 50304"),
+    ("--tokenizer-type GPT2BPETokenizer", 0, "50257, of its tokenizer"),
+    ("--tokenizer-type HFTokenizer --vocab-size 32000 --make-vocab-size-divisible-by 8192", 32768, "padded"),
+    ("--tokenizer-type HuggingFaceTokenizer --padded-vocab-size 50257 --make-vocab-size-divisible-by 1024", 0, ""),
+])  # fmt: skip
+def test_a_vocabulary_is_padded_whatever_its_tokenizer_is(tmp_path: Path, more: str, rows: int, note: str) -> None:
+    found = _megatron(tmp_path, more)
+    assert found.architecture.get("vocab_size", 0) == rows
+    assert note in " ".join(found.notes) and ("padded" in " ".join(found.notes)) == ("padded" in note)
+
+
+def test_experts_that_layers_share_are_asked_about_with_what_a_plan_has(tmp_path: Path) -> None:
+    words = "--vocab-size 32000 --num-experts 8 --moe-router-topk 2 --moe-expert-pool-mode deep --moe-own-routing"
+    with pytest.raises(OpenQuestionsError) as caught:
+        _megatron(tmp_path, words)
+    about = {one.name: one.about for one in caught.value.questions}
+    assert "layers share experts by its words, which no plan has" in about["moe_expert_pool_mode"]
+    high = "each of 8 layers: memory comes out too high"
+    assert high in about["moe_expert_pool_mode"] and "share" not in about["moe_own_routing"]
+    notes = _megatron(tmp_path, words, moe_expert_pool_mode="false", moe_own_routing="false").notes
+    high = "experts are priced in every layer, and memory comes out too high"
+    assert f"without --moe-expert-pool-mode 'deep', as said: {high}" in notes
+    assert "without --moe-own-routing True, as said" in notes

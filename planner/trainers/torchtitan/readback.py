@@ -153,8 +153,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(path, training, other),
-        notes=(*other.get("notes", ()), *products, *passed, *room, *cast, *notes_of(parallel, training, other, spec),
-               *_beside(other, unread)),
+        notes=(*other.get("notes", ()), *products, *passed, *room, *cast, *_beside(parallel, training, other, spec, unread)),
     )  # fmt: skip
 
 
@@ -169,12 +168,15 @@ def _adapters(path: Path, training: Mapping[str, Any], other: Mapping[str, Any])
     return {"lora_rank": rank, "lora_targets": targets, "frozen_weights": frozen}
 
 
-def _beside(other: Mapping[str, Any], unread: list[str]) -> list[str]:
-    """Adapters on the head, and words of forks for chunks of the loss, whose number may be any."""
+def _beside(
+    parallel: Mapping[str, Any], training: Mapping[str, Any], other: Mapping[str, Any], spec: ModelSpec | None, unread: list[str]
+) -> list[str]:
+    """What is taken for what, with adapters on the head, and words of forks for chunks of the loss, whose number may be any."""
     named = other["adapters"].get("target_modules") if "adapters" in other else ()
     chunks = any(re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one) for one in unread)
     said = "logits come in chunks, and the memory holds them whole"
-    return [*[adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named), *[said] * chunks]
+    head = [adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named)
+    return [*notes_of(parallel, training, other, spec), *head, *[said] * chunks]
 
 
 def _ahead(other: Mapping[str, Any], spec: ModelSpec | None) -> dict[str, int]:
