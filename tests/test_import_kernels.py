@@ -9,7 +9,8 @@ from import_files import written
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.kernels import patched
+from planner.trainers.reading.kernels import class_of, patched
+from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 
 TRL = (
     "trust_remote_code: {}\ndataset_name: some/data\nbf16: true\nmax_length: 2048\nper_device_train_batch_size: 2\npacking: true\n"
@@ -66,6 +67,24 @@ def test_liger_counts_for_models_that_it_patches(tmp_path: Path, name: str, remo
 ])  # fmt: skip
 def test_liger_goes_by_the_family_that_a_name_ends_with(name: str, fused: bool | None) -> None:
     assert patched(name) is fused
+
+
+@pytest.mark.parametrize(("name", "layers", "joint"), [
+    ("tiiuae/falcon-11B", "query_key_value", 2), ("databricks/dolly-v1-6b", "", 0), ("EleutherAI/pythia-1b", "query_key_value", 2),
+    ("microsoft/phi-4", "", 3), ("microsoft/Phi-4-multimodal-instruct", "", 0), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "", 0),
+    ("Qwen/Qwen-7B-Chat", "c_attn", 2), ("internlm/OREAL-7B", "", 0), ("baichuan-inc/Baichuan-M2-32B", "", 0),
+])  # fmt: skip
+def test_layers_of_a_class_by_the_name_of_the_model(name: str, layers: str, joint: int) -> None:
+    assert (class_of(name).get("peft", ""), class_of(name).get("joint", 0)) == (layers, joint)
+
+
+@pytest.mark.parametrize(("name", "own"), [
+    ("mistralai/Mixtral-8x7B-v0.1", False), ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", False), ("Qwen/QwQ-32B", True),
+    ("mistralai/Mistral-7B-v0.3", True), ("google/gemma-7b-it", True), ("google/medgemma-27b-text-it", False),
+    ("meta-llama/Llama-3.2-11B-Vision", False), ("lmsys/vicuna-7b-v1.5", True), ("Qwen/Qwen2-57B-A14B", False),
+])  # fmt: skip
+def test_models_whose_step_unsloth_has_written(name: str, own: bool) -> None:
+    assert bool(scores_of_unsloth(["os.environ['UNSLOTH_COMPILE_DISABLE'] = '1'"], name)) is not own
 
 
 @pytest.mark.parametrize(("name", "model", "fused", "note"), [

@@ -35,7 +35,7 @@ OTHERS = re.compile(
     r"|granite(?!.*code)|olmoe|olmo-[17]b|nemotron-(3(?!40)|h|super|ultra|51b)|nemotron-nano-\w+-v2|(^|/)qwen-(vl|audio)|qwen1\.5-moe|qwen2-57b"
     r"|qwen[\d.]+-(audio|omni)|glm-?(4\.[5-9](?!v)|5)|recurrentgemma|t5-?gemma|gemma-?3n|ministral-3-|mistral-(small-3\.[12]|large-3)"
 )
-"""Names of models whose model_type is none of those that Liger patches, nor one of the table of attention."""
+"""Names of models whose model_type is none of those that Liger patches, nor one of the table of classes."""
 PATCHED = re.compile(
     r"llama|vicuna|alpaca|(^|/)yi-|qwen|qwq|mistral|mixtral|ministral|codestral|(?<!stablelm-)zephyr|gemma"
     r"|phi-?[34]|olmo-?[23]|smollm|gpt-?oss|deepseek-(llm|coder|math|r1-distill)|hunyuan|nemotron|exaone-?4|falcon-?(3|h1)|kimi-dev"
@@ -74,7 +74,7 @@ def of_class(
         return dict(options), ()
     kind, since = _since(kind, (spec.name if spec else "", name))
     new = None if since == NEVER else newer(given.path, "transformers", _version(since))
-    if (eager := table()["attention"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
+    if (eager := table()["classes"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
         return dict(options), ()
     called = kind or shown(name or (spec.name if spec else ""))
     if since == NEVER or (new is False and not _of_others(given.path)):
@@ -96,7 +96,7 @@ def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) 
     0 = not known."""
     spec = spec_of(given, known)
     kind, _ = _since(_of_file(spec)[0], (spec.name if spec else "", name))
-    since = str(table()["attention"].get(kind, {}).get("halves", ""))
+    since = str(table()["classes"].get(kind, {}).get("halves", ""))
     if not since or newer(given.path, "transformers", _version(since)) is not False:
         return ()
     more = 8.0 * tokens * spec.vocab_size / GIB if spec is not None else 0.0
@@ -141,18 +141,24 @@ def of_free_memory(given: Settings, known: ModelSpec | None, tokens: int) -> tup
 
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
-    rows: Mapping[str, Mapping[str, str]] = table()["attention"]
-    by_name = (one for each in names for one, row in rows.items() if re.search(row["names"], _bare(each)))
+    rows: Mapping[str, Mapping[str, str]] = table()["classes"]
+    by_name = (one for each in names for one, row in rows.items() if re.search(row["names"], bare(each)))
     found = kind if kind is not None else next(by_name, "")
     return found, str(rows.get(found, {}).get("sdpa", FIRST))
 
 
 def joint_layers(spec: ModelSpec) -> int:
     """Layers that the joint ones of a model's class stand for, less as many: 0 = it has none."""
-    return int(table()["attention"].get(_since(_of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
+    return int(table()["classes"].get(_since(_of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
 
 
-def _bare(name: str) -> str:
+def class_of(name: str) -> Mapping[str, str]:
+    """What the table says of the class of a model, by its name; empty = nothing."""
+    found: Mapping[str, str] = table()["classes"].get(_since(None, (name,))[0], {})
+    return found
+
+
+def bare(name: str) -> str:
     """A name in small letters, without the owner of a repository."""
     owner, _, rest = name.lower().partition("/")
     return rest if owner.strip(".~") and rest and "/" not in rest else name.lower()
@@ -161,10 +167,10 @@ def _bare(name: str) -> str:
 def patched(name: str) -> bool | None:
     """Whether Liger patches the model of a name, by the last family in it, which is the one that others are distilled into; None =
     the name says none."""
-    bare = _bare(name)
-    rows = {kind: row["names"] for kind, row in table()["attention"].items() if kind not in table()["liger"].split()}
-    of_others = max((one.end() for each in (OTHERS, *rows.values()) for one in re.finditer(each, bare)), default=-1)
-    own = max((one.end() for one in PATCHED.finditer(bare)), default=-1)
+    called = bare(name)
+    rows = {kind: row["names"] for kind, row in table()["classes"].items() if kind not in table()["liger"].split()}
+    of_others = max((one.end() for each in (OTHERS, *rows.values()) for one in re.finditer(each, called)), default=-1)
+    own = max((one.end() for one in PATCHED.finditer(called)), default=-1)
     return None if own == of_others == -1 else own > of_others
 
 
