@@ -9,6 +9,8 @@ from import_files import written
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.kernels import class_of, patched
+from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 
 TRL = (
     "trust_remote_code: {}\ndataset_name: some/data\nbf16: true\nmax_length: 2048\nper_device_train_batch_size: 2\npacking: true\n"
@@ -46,6 +48,54 @@ def test_liger_counts_for_models_that_it_patches(tmp_path: Path, name: str, remo
     assert ("loss=fused_linear" in found.trainer, "loss=kept" in found.trainer) == (fused, not fused)
     said = [one for one in found.notes if "iger" in one]
     assert (note in " ".join(said)) and bool(said) == bool(note)
+
+
+@pytest.mark.parametrize(("name", "fused"), [
+    ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", True), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", True),
+    ("Qwen/Qwen-7B-Chat", False), ("/models/Qwen-14B-Chat", False), ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", True),
+    ("deepseek-ai/DeepSeek-R1-0528", False),
+    ("open-r1/OpenR1-Qwen-7B", True), ("Skywork/Skywork-OR1-7B", True), ("Skywork/Skywork-13B-base", False), ("Qwen/QwQ-32B", True),
+    ("moonshotai/Kimi-Dev-72B", True), ("moonshotai/Kimi-K2-Instruct", False), ("internlm/OREAL-7B", None),
+    ("internlm/internlm2_5-7b-chat", False), ("/data/internlm/Qwen2.5-7B/checkpoint-100", True), ("Qwen/Qwen2.5-Omni-7B", False),
+    ("mistralai/Mamba-Codestral-7B-v0.1", False), ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", False),
+    ("zai-org/GLM-4.5V", True),
+    ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", False), ("nvidia/AceReason-Nemotron-7B", True), ("microsoft/phi-1_5", False),
+    ("microsoft/Phi-4-mini-instruct", True), ("microsoft/Phi-4-multimodal-instruct", False), ("google/gemma-3n-E4B-it", False),
+    ("tiiuae/falcon-11B", False), ("tiiuae/Falcon3-7B-Base", True), ("baichuan-inc/Baichuan-M2-32B", True),
+    ("databricks/dolly-v2-7b", False), ("cerebras/Cerebras-GPT-13B", False), ("ibm-granite/granite-20b-code-base", False),
+    ("ibm-granite/granite-8b-code-base", True), ("stabilityai/stablelm-zephyr-3b", False), ("Salesforce/codegen25-7b-multi", True),
+])  # fmt: skip
+def test_liger_goes_by_the_family_that_a_name_ends_with(name: str, fused: bool | None) -> None:
+    assert patched(name) is fused
+
+
+@pytest.mark.parametrize(("name", "layers", "joint"), [
+    ("tiiuae/falcon-11B", "query_key_value", 2), ("databricks/dolly-v1-6b", "", 0), ("EleutherAI/pythia-1b", "query_key_value", 2),
+    ("microsoft/phi-4", "", 3), ("microsoft/Phi-4-multimodal-instruct", "", 0), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "", 0),
+    ("Qwen/Qwen-7B-Chat", "c_attn", 2), ("internlm/OREAL-7B", "", 0), ("baichuan-inc/Baichuan-M2-32B", "", 0),
+])  # fmt: skip
+def test_layers_of_a_class_by_the_name_of_the_model(name: str, layers: str, joint: int) -> None:
+    assert (class_of(name).get("peft", ""), class_of(name).get("joint", 0)) == (layers, joint)
+
+
+@pytest.mark.parametrize(("name", "own"), [
+    ("mistralai/Mixtral-8x7B-v0.1", False), ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", False), ("Qwen/QwQ-32B", True),
+    ("mistralai/Mistral-7B-v0.3", True), ("google/gemma-7b-it", True), ("google/medgemma-27b-text-it", False),
+    ("meta-llama/Llama-3.2-11B-Vision", False), ("lmsys/vicuna-7b-v1.5", True), ("Qwen/Qwen2-57B-A14B", False),
+])  # fmt: skip
+def test_models_whose_step_unsloth_has_written(name: str, own: bool) -> None:
+    assert bool(scores_of_unsloth(["os.environ['UNSLOTH_COMPILE_DISABLE'] = '1'"], name)) is not own
+
+
+@pytest.mark.parametrize(("name", "model", "fused", "note"), [
+    ("owner/newmodel-7b", "qwen2.5-7b", True, ""),
+    ("owner/newmodel-7b", "olmoe-1b-7b", False, "the loss of 'olmoe-1b-7b', by its name"),
+    ("internlm/internlm2-chat-20b", "qwen2.5-14b", True, "it counts for models that Liger patches alone"),
+])  # fmt: skip
+def test_liger_counts_by_the_model_that_is_answered(tmp_path: Path, name: str, model: str, fused: bool, note: str) -> None:
+    found = _read(tmp_path, TRL.format("false") + name, model=model)
+    said = [one for one in found.notes if "iger" in one]
+    assert ("loss=fused_linear" in found.trainer, bool(said)) == (fused, bool(note)) and note in " ".join(said)
 
 
 @pytest.mark.parametrize(("keys", "fused"), [

@@ -236,7 +236,8 @@ def _adapters(work: Workload) -> str:
     """Adapters in the line of a job, which says nothing where every weight is trained."""
     where = "" if work.lora_targets == "all" else f" on {work.lora_targets} alone"
     whole = f" and trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
-    return f", adapters of rank {work.lora_rank}{where}{whole} on a base in {work.frozen_weights}" if work.lora_rank else ""
+    base = "fp16" if (work.frozen_weights, work.precision) == ("bf16", "fp16") else work.frozen_weights  # 16 bits as loaded
+    return f", adapters of rank {work.lora_rank}{where}{whole} on a base in {base}" if work.lora_rank else ""
 
 
 def print_prediction(console: Console, plan: Plan) -> None:

@@ -49,7 +49,7 @@ NOT_PATCHED = re.compile(
 """Models that Liger patches, and LLaMA-Factory's own table of them does not have.  [model_utils/liger_kernel.py]"""
 
 
-OWN_CODE = re.compile(r"(?i)chatglm|glm-?4-9b|baichuan|xverse|aquila|(^|/)qwen-(1_8|7|14|72)b")
+OWN_CODE = re.compile(r"(?i)chatglm|glm-?4-9b(?!-(hf|chat-hf|0414))|baichuan(?!-m2)|xverse|aquila|(^|/)qwen-(1_8|7|14|72)b")
 """Models whose code of their own chooses the kernel of attention."""
 
 

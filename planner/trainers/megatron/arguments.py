@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.shell import Script, is_open, options, roots, shown_text, words_of
 from planner.trainers.reading.shell.text import gap
@@ -24,6 +24,8 @@ RENAMED = {
     "recompute_activations_num_layers": "recompute_num_layers", "moe_topk": "moe_router_topk", "topk": "moe_router_topk",
 }  # fmt: skip
 """Flags whose name in the dump differs, and names of older versions."""
+SHARES = re.compile(r"(?=.*expert).*(_pool|(^|_)(share|tied?|reuse)(_|$))")
+"""Words of forks' own arguments by which layers share their experts."""
 LISTS = ("recompute_modules", "cp_comm_type", "rampup_batch_size")
 """Flags that take several values."""
 
@@ -290,6 +292,9 @@ def take_settings(found: Arguments, given: Given) -> None:
         without = text.lower() in ("false", "none", "null", "no")
         if taken and not (without and name in found):  # a variable's, unless the argument that shall go is still there
             continue
+        if without and name in unknown(found):
+            high = ": experts are priced in every layer, and memory comes out too high" * bool(SHARES.match(name))
+            found.notes.append(f"without {found.spelled(name)} {shown(found[name])}, as said{high}")
         found.pop(name, None)
         if not without:
             found[name] = True if text.lower() in ("true", "yes", "") else _value(name, text.split())

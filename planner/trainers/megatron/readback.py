@@ -10,6 +10,7 @@ from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainers.megatron import core_settings, engine_file, forks, python_launcher
 from planner.trainers.megatron.arguments import (
+    SHARES,
     Arguments,
     ask_for,
     ask_for_gaps,
@@ -227,13 +228,16 @@ def _strangers(found: Arguments) -> list[Question]:
     """What is asked about words that stand in no list and say by no word what they are: forks change layers, states and steps by
     such ones. What is asked or refused otherwise (sizes, lengths, optimizers) is not asked again."""
     about = "no argument of Megatron-LM known here, and it may change layers, memory or steps; false imports the job without it"
+    shares = "layers share experts by its words, which no plan has; false imports the job with all of them in each of " \
+        f"{found.get('num_layers')} layers: memory comes out too high by the weights, gradients and states of sets that are shared"
     for name in (one for one in unknown(found) if is_open(one)):  # --$DTYPE: what it is, a variable says
         for variable in roots(name):
             ask_for(found, name, (variable,), None)
     _other_method(found)
     own = strangers(found)
     quiet = labels(found) if own else ()
-    return [Question(name=name, about=about, choices=("false",)) for name in own if name not in quiet]
+    asked = (name for name in own if name not in quiet)
+    return [Question(name=name, about=shares if SHARES.match(name) else about, choices=("false",)) for name in asked]
 
 
 def _dynamic(found: Arguments) -> None:

@@ -116,7 +116,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         found.number(one, least=1, most=MOST_LAYERS if one == "num_layers" else MOST)
     _ask_for_positions(found)
     rows = found.number("vocab_size") or found.number("padded_vocab_size") or found.number("pad_vocab_size_to")
-    rows = _of_null_tokenizer(found, rows)
+    one_more = str(found.get("tokenizer_type")).lower() in ("nulltokenizer", "nullmultimodaltokenizer")
     model = _model(found, rows or 1)
     if said is not None:
         sizes = ("num_layers", "hidden_size", "num_heads", "ffn_size", "num_experts")
@@ -128,23 +128,24 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
             found.notes.append(f"vocabulary: {rows}, of the file")
             found.rows = rows
         return said
-    return known_model(model, name) if rows else _with_vocabulary(found, model)
+    result = known_model(model, name) if rows else _with_vocabulary(found, model)
+    if result is not None:
+        _pad(found, result.vocab_size, one_more and bool(rows))
+    return result
 
 
-def _of_null_tokenizer(found: Arguments, rows: int) -> int:
-    """Rows of the vocabulary with the word that NullTokenizer adds and what it is padded by, where that is more than a hundredth;
-    a note says less.  [megatron/training/tokenizer; arguments.py, make_vocab_size_divisible_by]"""
-    own = str(found.get("tokenizer_type")).lower() in ("nulltokenizer", "nullmultimodaltokenizer")
-    given = found.get("padded_vocab_size") or found.get("pad_vocab_size_to")
-    if not own or not rows or given or found.dumped:
-        return rows
+def _pad(found: Arguments, rows: int, one_more: bool) -> None:
+    """Rows of a vocabulary, with the word that NullTokenizer adds and what they are padded by, where that is more than a hundredth;
+    a note says less where the file says the multiple.  [megatron/training/tokenizer; arguments.py, make_vocab_size_divisible_by]"""
+    if found.get("padded_vocab_size") or found.get("pad_vocab_size_to") or found.dumped:
+        return
     unit = found.number("make_vocab_size_divisible_by", 128) * found.number("tensor_model_parallel_size", 1)
-    padded = -(-(rows + 1) // unit) * unit
+    padded, what = -(-(rows + one_more) // unit) * unit, f"{rows}{' and one word of NullTokenizer' * one_more}"
     if padded > 1.01 * rows:
-        found.notes.append(f"vocabulary: {padded}, {rows} and one word of NullTokenizer, padded to a multiple of {unit}")
-        return padded
-    found.notes.append(f"vocabulary: {rows} priced; NullTokenizer has one word more, padded to {padded}")
-    return rows
+        found.rows = padded
+        found.notes.append(f"vocabulary: {padded}, {what}, padded to a multiple of {unit}")
+    elif one_more or (padded != rows and "make_vocab_size_divisible_by" in found):
+        found.notes.append(f"vocabulary: {rows} priced; {'NullTokenizer has one word more, ' * one_more}padded to {padded}")
 
 
 def own_layers(found: Arguments) -> list[str]:

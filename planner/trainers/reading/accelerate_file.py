@@ -115,7 +115,8 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     own = isinstance(given.data.get("deepspeed"), str) and found is not None and found.kind in ("deepspeed", "fsdp")
     if found is None or found.kind == "ddp" or own:
         found = _over(found, from_arguments(given, by_fsdp=True))
-    about = f"the configuration of accelerate that launches it; {OR_SAY}"
+    alone = ", not needed with --gpus 1" * (given.said is not None and given.said.num_gpus is None)
+    about = f"the configuration of accelerate that launches it{alone}; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
     split = _parallelism(given) if isinstance(given.data.get("parallelism_config"), Mapping) else {}
     return dataclasses.replace(found or Sharding(), fields={**(found.fields if found else {}), **split}), asked

@@ -7,6 +7,7 @@ from planner.cost.parameters import count_parameters, total_parameters
 from planner.model import ModelSpec
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
+from planner.trainers.reading.kernels import class_of
 from planner.trainers.reading.loading import BY_PEFT, UNDATED
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, beside, file_settings
@@ -57,19 +58,11 @@ def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: s
     return (Question(name="torch_dtype", about=about, choices=("bfloat16", "float32")),)
 
 
-ADAPTED = (
-    (r"phi-?(1|1[._]5|2)$", ["q_proj", "v_proj", "fc1", "fc2"]), (r"codegen", ["qkv_proj"]), (r"(^|/)mpt-\d", ["Wqkv"]),
-    (r"gpt-?2(?!\d)|starcoder(?!-?2)|santacoder|cerebras-gpt|btlm", ["c_attn"]),
-    (r"pythia|gpt[-_]?neox|dolly-v|redpajama|bloom|falcon-?(7|40|180)b|falcon-rw|chatglm", ["query_key_value"]),
-)  # fmt: skip
-"""Names of models -> those layers; of all others query and value.  [peft, utils/constants.py]"""
-
-
 def fill_in(given: Settings, name: str) -> None:
     """Puts settings of accelerate that lie in a file, and the layers that PEFT adapts in a model of that name."""
     if isinstance(file := given.data.get("accelerator_config"), str) and (there := beside(given.path, file)) is not None:
         given.data = {**given.data, "accelerator_config": file_settings(there, "settings of accelerate")}
-    found = next((layers for names, layers in ADAPTED if re.search(names, name.lower())), ["q_proj", "v_proj"])
+    found = class_of(name).get("peft", "q_proj v_proj").split()
     for part in ("data", "usual"):
         said = getattr(given, part)
         if said.get("lora_target_modules") == BY_PEFT:

@@ -29,15 +29,17 @@ OWN_LOSSES = ("use_dft_loss", "use_eaft_loss", "use_eaft", "label_smoothing_fact
 PATCHES_ADAPTED = (4, 49)
 """Version of transformers whose Trainer hands the model below adapters to Liger.  [transformers, trainer.py]"""
 OTHERS = re.compile(
-    r"(^|/)opt-\d|bloom|gpt[-_]?(j|neo|2|3)|pythia|falcon-?(7|40|180)b|falcon-rw|starcoder|codegen|(^|/)mpt-|stablelm|phi-?[12]\b|phi.*moe"
-    r"|baichuan|internlm|chatglm|xverse|aquila|minicpm|pangu|telechat|orion-|skywork|minimax|megatron|mt-nlg|grok|dbrx|jamba|mamba|rwkv"
-    r"|deepseek-?(v2|v3|r1(?!-distill)|moe|coder-v2)|kimi|moonlight|ernie|command-[ar]|c4ai|granite(?!.*code)|olmoe|olmo-[17]b|seed-oss"
-    r"|nemotron-(3|h)|nemotron-nano-\w+-v2|qwen-(1[._]8|7|14|72)b|qwen1\.5-moe|qwen2-57b|glm-?(4\.[5-9]|5)|exaone-?3"
+    r"gpt-?3|starcoder-?2|starchat-?2|codegen2-|stablelm|phi-?3.*(moe|small)|phi-?4.*(flash|multimodal)|phi-\w+-moe|internlm|xverse|aquila"
+    r"|minicpm(-llama3-v)?|pangu|telechat|(^|/)orion-|skywork-(13b|moe)|minimax|megatron|mt-nlg|grok|dbrx|jamba|mamba(-codestral)?|rwkv"
+    r"|deepseek-?(v2|v3|r1(?!-distill)|moe|coder-v2)|kimi(?!-dev)|moonlight|ernie|command-[ar]|c4ai|aya-(23|expanse)|seed-oss|exaone-?3"
+    r"|granite(?!.*code)|olmoe|olmo-[17]b|nemotron-(3(?!40)|h|super|ultra|51b)|nemotron-nano-\w+-v2|(^|/)qwen-(vl|audio)|qwen1\.5-moe|qwen2-57b"
+    r"|qwen[\d.]+-(audio|omni)|glm-?(4\.[5-9](?!v)|5)|recurrentgemma|t5-?gemma|gemma-?3n|ministral-3-|mistral-(small-3\.[12]|large-3)"
 )
-"""Names of models whose model_type is none of those that Liger patches, by the table of families."""
+"""Names of models whose model_type is none of those that Liger patches, nor one of the table of classes."""
 PATCHED = re.compile(
-    r"llama|vicuna|alpaca|(^|/)yi-|qwen|qwq|mistral|mixtral|ministral|codestral|zephyr|gemma|phi-?[34]|olmo-?[23]|smollm|gpt-?oss"
-    r"|deepseek-(llm|coder|math|r1-distill)|hunyuan|nemotron|exaone-?4|falcon-?3|glm.*0414"
+    r"llama|vicuna|alpaca|(^|/)yi-|qwen|qwq|mistral|mixtral|ministral|codestral|(?<!stablelm-)zephyr|gemma"
+    r"|phi-?[34]|olmo-?[23]|smollm|gpt-?oss|deepseek-(llm|coder|math|r1-distill)|hunyuan|nemotron|exaone-?4|falcon-?(3|h1)|kimi-dev"
+    r"|glm.*(0414|4-32b)|glm-?4\.\dv|skywork-or1|baichuan-m2|granite-[38]b-code|codegen25"
 )
 """Names of models whose model_type is one of them."""
 
@@ -70,9 +72,9 @@ def of_class(
     kind, own_code = _of_file(spec)
     if own_code and given.flag("trust_remote_code"):
         return dict(options), ()
-    kind, since = _since(kind, (name, spec.name if spec else ""))
+    kind, since = _since(kind, (spec.name if spec else "", name))
     new = None if since == NEVER else newer(given.path, "transformers", _version(since))
-    if (eager := table()["attention"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
+    if (eager := table()["classes"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
         return dict(options), ()
     called = kind or shown(name or (spec.name if spec else ""))
     if since == NEVER or (new is False and not _of_others(given.path)):
@@ -93,8 +95,8 @@ def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) 
     """Note about a class whose scores stay in half precision under DeepSpeed, which has no autocast; ``tokens`` of a forward pass,
     0 = not known."""
     spec = spec_of(given, known)
-    kind, _ = _since(_of_file(spec)[0], (name, spec.name if spec else ""))
-    since = str(table()["attention"].get(kind, {}).get("halves", ""))
+    kind, _ = _since(_of_file(spec)[0], (spec.name if spec else "", name))
+    since = str(table()["classes"].get(kind, {}).get("halves", ""))
     if not since or newer(given.path, "transformers", _version(since)) is not False:
         return ()
     more = 8.0 * tokens * spec.vocab_size / GIB if spec is not None else 0.0
@@ -139,10 +141,37 @@ def of_free_memory(given: Settings, known: ModelSpec | None, tokens: int) -> tup
 
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
-    rows: Mapping[str, Mapping[str, str]] = table()["attention"]
-    by_name = (one for one, row in rows.items() if any(re.search(row["names"], each.lower()) for each in names if each))
+    rows: Mapping[str, Mapping[str, str]] = table()["classes"]
+    by_name = (one for each in names for one, row in rows.items() if re.search(row["names"], bare(each)))
     found = kind if kind is not None else next(by_name, "")
     return found, str(rows.get(found, {}).get("sdpa", FIRST))
+
+
+def joint_layers(spec: ModelSpec) -> int:
+    """Layers that the joint ones of a model's class stand for, less as many: 0 = it has none."""
+    return int(table()["classes"].get(_since(_of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
+
+
+def class_of(name: str) -> Mapping[str, str]:
+    """What the table says of the class of a model, by its name; empty = nothing."""
+    found: Mapping[str, str] = table()["classes"].get(_since(None, (name,))[0], {})
+    return found
+
+
+def bare(name: str) -> str:
+    """A name in small letters, without the owner of a repository."""
+    owner, _, rest = name.lower().partition("/")
+    return rest if owner.strip(".~") and rest and "/" not in rest else name.lower()
+
+
+def patched(name: str) -> bool | None:
+    """Whether Liger patches the model of a name, by the last family in it, which is the one that others are distilled into; None =
+    the name says none."""
+    called = bare(name)
+    rows = {kind: row["names"] for kind, row in table()["classes"].items() if kind not in table()["liger"].split()}
+    of_others = max((one.end() for each in (OTHERS, *rows.values()) for one in re.finditer(each, called)), default=-1)
+    own = max((one.end() for one in PATCHED.finditer(called)), default=-1)
+    return None if own == of_others == -1 else own > of_others
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -200,14 +229,14 @@ def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec 
         return False, f"Liger does not fuse the loss of model_type {shown(kind)}"
     if own_code and remote:
         return False, f"Liger does not patch {shown(name or kind)}, whose code is its own (auto_map)"
-    names = (name, spec.name if spec else "")
-    said = next((one for one in names if OTHERS.search(one.lower()) or PATCHED.search(one.lower())), "")
-    if kind is None and OTHERS.search(said.lower()):
-        return False, f"Liger does not fuse the loss of {shown(said)}"
-    if remote and name and known is None and not PATCHED.search(name.lower()):
+    by_name = {one: patched(one) for one in (spec.name if spec else "", name)}  # what is known or answered goes before
+    said, fused = next(((one, each) for one, each in by_name.items() if each is not None), ("", None))
+    if kind is None and fused is False:
+        return False, f"Liger does not fuse the loss of {shown(said if by_name[name] is not False else name)}, by its name"
+    if remote and name and known is None and not by_name[name]:
         text = "Liger does not patch code that is loaded with trust_remote_code; --set trust_remote_code=false prices its loss"
         return False, f"{text}, as for a class of transformers"
-    return (True if kind is not None or said else None), ""
+    return (True if kind is not None or (fused and by_name[name] is not False) else None), ""
 
 
 def _of_file(spec: ModelSpec | None) -> tuple[str | None, bool]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.model import ModelSpec
+from planner.trainers.reading.kernels import joint_layers
 from planner.trainers.reading.layer_names import EVERY, listed
 from planner.trainers.reading.settings import Settings
 from planner.units import GIB, GIGA
@@ -12,8 +13,8 @@ from planner.units import GIB, GIGA
 TOWERS = {"gemma-3-4b": 0.42, "gemma-3-12b": 0.42, "gemma-3-27b": 0.42}
 """Presets of text alone whose uploads have an image encoder -> billions of weights that it has.  [config.json of the uploads]"""
 ENCODERS = re.compile(
-    r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"
-    r"|longformer|led|bge|e5|gte|whisper)-"
+    r"(^|[/_-])([a-z]*(roberta|berta?)|multilingual-e5)(-|$)|(^|/)(electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5|codet5"
+    r"|longformer|led|bge|e5(?!-mistral)|gte|whisper|all-minilm)-|(^|/)flan-ul2$"
 )
 """Names of models that are no decoders of text."""
 SINGLE = re.compile(r"gpt[-_]?oss", re.IGNORECASE)
@@ -42,20 +43,12 @@ def of_model(model: ModelSpec | None, said: Any, targets: str, rank: int) -> tup
     return tuple(notes)
 
 
-JOINT = (
-    (r"internlm2|baichuan|falcon-?(7|40|180)b|falcon-rw|pythia|gpt-?neox|bloom|starcoder(?!-?2)|qwen-(1[._]8|7|14|72)b", 2.0, 0.0),
-    (r"phi-?3(?!.*moe)|phi-?4|chatglm", 2.0, 1.0),
-)
-"""Names of models in whose classes query, key and value are one layer, and gate and up -> layers that each stands for, less one.
-[modeling_internlm2.py: wqkv; modeling_baichuan.py: W_pack; models/phi3: qkv_proj, gate_up_proj; gpt_neox: query_key_value]"""
-
-
 def of_joint_layers(model: ModelSpec | None, targets: str, rank: int) -> tuple[str, ...]:
     """Note about layers of a model that are several in one, which PEFT gives one adapter and a plan as many as they stand for."""
-    found = next((one[1:] for one in JOINT if model is not None and re.search(one[0], model.name.lower())), None)
-    if model is None or found is None or not rank or model.is_mla:
+    joint = joint_layers(model) if model is not None else 0
+    if model is None or not joint or not rank or model.is_mla:
         return ()
-    apart = found[0] + (found[1] if targets == "all" and model.gated else 0.0)
+    apart = joint if targets == "all" and model.gated else 2
     more = 16.0 * rank * apart * model.hidden_size * model.num_layers / GIB
     what = f"query, key and value of {model.name} are one layer, which PEFT gives one adapter; priced as one for each"
     return (f"{what}: memory comes out too high by up to {more:.1f} GiB",) if more >= 0.1 else ()

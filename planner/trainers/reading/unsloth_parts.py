@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.kernels import bare
 from planner.trainers.reading.loading import loading
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.shell.text import gap, is_open, roots
@@ -119,7 +120,7 @@ def unsloth_kernel(words: Mapping[str, Any], model: Any) -> dict[str, Any]:
     [unsloth/models/llama.py, vision.py; unsloth_zoo/temporary_patches/gpt_oss.py]"""
     name = str(model).lower()
     asked = words.get("attn_implementation") == "eager" and not is_open(name)
-    return {} if not asked or OWN_FORWARD.search(name) or re.search("gpt[-_]?oss", name) else {"attn_implementation": "eager"}
+    return {} if not asked or OWN_FORWARD.search(bare(name)) or re.search("gpt[-_]?oss", name) else {"attn_implementation": "eager"}
 
 
 def unsloth_checkpointing(said: Given, word: Any) -> dict[str, Any]:
@@ -199,7 +200,9 @@ def without_experts(script: Script, data: Mapping[str, Any], notes: list[str]) -
 
 SCORES = re.compile(r"(?m)^[^#\n]{0,200}\bUNSLOTH_(COMPILE_DISABLE|RETURN_LOGITS)[\"']?\]?\s*[=,:]\s*[\"']?1\b")
 OWN_FORWARD = re.compile(
-    r"llama-?[123]|codellama|tinyllama|mistral|qwen-?2(?!.*vl)|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1|2)|granite|r1-distill"
+    r"llama(?!-?4|.*vision)|vicuna|(^|/)yi-|smollm-?2?-|zephyr|mistral(?!-(small-3\.[12]|large-3))|qwen-?(1\.5|2)(?!.*(vl|omni|audio|moe|57b))"
+    r"|qwq|qwen-?3(?![.-]?(5|6|next|vl|omni))|gemma-?(1\.|2(?!7b)|7b)|granite-?3|r1-distill|openr1|skywork-or1|kimi-dev|falcon-?3-"
+    r"|deepseek-(llm|coder(?!-v2)|math)"
 )
 """Models whose step unsloth has written itself; for all others it rewrites that of transformers.  [models/loader.py]"""
 
@@ -208,6 +211,6 @@ def scores_of_unsloth(texts: Sequence[str], model: Any) -> list[str]:
     """Note about variables of unsloth that keep the scores of all tokens, which its loss takes in pieces: it then installs nothing
     that it has rewritten.  [unsloth_zoo/compiler.py: unsloth_compile_transformers, full_disable]"""
     said = {one[1] for text in texts for one in SCORES.finditer(text)}
-    said -= {"COMPILE_DISABLE"} if OWN_FORWARD.search(str(model).lower()) else set()
+    said -= {"COMPILE_DISABLE"} if OWN_FORWARD.search(bare(str(model))) else set()
     what = "keeps the scores of all tokens, which are priced in pieces: memory comes out too low by about 10 bytes for each of them"
     return [f"UNSLOTH_{name} {what}" for name in sorted(said)[-1:]]

@@ -19,7 +19,7 @@ from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.shell.tree import Command
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.flavors import USUAL_FLAVOR, builds_by_flavor, model_named
-from planner.trainers.torchtitan.own_registry import of_upstream, own_loss, own_model
+from planner.trainers.torchtitan.own_registry import of_upstream, own_loss, own_model, products_of
 from planner.trainers.torchtitan.own_words import (
     ADAPTERS,
     is_off,
@@ -163,10 +163,11 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         raise not_priced(str(path), wrong, wrong)
     asked, notes = of_foreign_tables(data, foreign)
     notes += [f"sections of [model] that torchtitan does not have, not read: {', '.join(own[:8])}"] * bool(own)
-    more, noted = of_own_keys(data)
-    notes += noted
-    other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
+    products = products_of(path, checkpoint)
+    more, noted = of_own_keys(data, products)
+    notes += noted
+    other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module"), "products": products}
     mode = checkpoint.get("mode", "selective")
     other["questions"] = [*asked, *more, *asked_parts, *([between(mode)] if mode in BETWEEN else [])]
     other["recompute"] = mode_of(path, "selective" if mode in BETWEEN else mode)
@@ -186,7 +187,6 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     if not other["model"]:
         other["spec"], taken = own_model(path, family, flavor)
         notes += [taken] * bool(taken)
-    notes += own_loss(path, family)
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):
         notes.append("weights are sharded by the compiler's passes; priced as FSDP2")
     other["old"] = old
@@ -194,7 +194,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other["untied"] = "llama3" in str(model.get("name", ""))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     other["questions"] += require_states(path, _of_states(data))
-    notes += [*own_layers(model), *of_replicas(data)]
+    notes += [*own_loss(path, family), *own_layers(model), *of_replicas(data)]
     if _table(data, "optimizer").get("implementation") == "for-loop":
         notes.append("optimizer.implementation for-loop updates weights one by one; priced as one kernel")
     if _table(data, "compile").get("enable_async_tensor_parallel") is True:  # where it stands since 0.3

@@ -3,9 +3,11 @@
 import ast
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner.layout import Recompute
 from planner.model import ModelSpec, from_hugging_face
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python_text import tree_or_none
@@ -13,6 +15,7 @@ from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import options, words_of
 from planner.trainers.reading.values import read_text
 from planner.trainers.torchtitan.flavors import model_named
+from planner.units import GIB
 
 VOCABULARIES = {"llama3": 128256, "llama2": 32000}
 """Of the families whose flavours are read, by their tokenizers."""
@@ -56,6 +59,30 @@ def own_loss(path: Path, name: str) -> tuple[str, ...]:
     found = re.findall(r"(?m)^\s*build_loss_fn\s*=\s*(\w+)", read_text(file)) if file is not None else []
     odd = [one for one in found if "cross_entropy" not in one and one != "None"]
     return (f"the loss is {odd[0]} of the project; priced as cross entropy after one pass of the model",) if odd else ()
+
+
+def products_of(path: Path, table: Mapping[str, Any]) -> dict[str, int]:
+    """A key of [activation_checkpoint] by which the copy around drops every n-th matrix product, where that is a word of its own:
+    key -> n, 0 = it drops none."""
+    places = ("torchtitan/distributed/activation_checkpoint.py", "torchtitan/models/llama3/infra/parallelize.py")
+    files = [file for one in places if (file := beside(path, one, (".py",))) is not None]
+    keys = {key for one in files for key in re.findall(r"mm_count\w*\]?\s*%\s*(?:\w+\.)+(\w+)\s*==\s*0", read_text(one))}
+    return {key: n for key in keys if (n := table.get(key)) is not None and type(n) is int and n >= 0}
+
+
+def of_products(other: Mapping[str, Any], model: ModelSpec | None, tokens: float, size: float, tp: int) -> tuple[str, ...]:
+    """Note about matrix products that a layer keeps otherwise than a plan, which drops every second (wk, wo and w3); ``tokens`` of
+    a rank's microbatch, ``size`` of an element."""
+    key, every = next(iter(other.get("products", {}).items()), ("", 2))
+    if every == 2 or model is None or "layers" in other or other.get("recompute") != Recompute.SELECTIVE:
+        return ()
+    keys, inner = model.num_kv_heads * model.head_dim / tp, 0 if model.is_moe else model.ffn_size / tp
+    more = model.hidden_size + keys + inner * model.gated
+    less = model.num_heads * model.head_dim / tp + keys + inner + model.hidden_size  # wq, wv, w1, w2
+    gigabytes = (less if every == 1 else more) * tokens * size * model.num_layers / GIB
+    does = "keeps all" if every == 0 else "keeps none of the" if every == 1 else f"drops one in {every} of the"
+    what = f"activation_checkpoint.{key} {every} {does} matrix products of a layer, and every second is priced as kept"
+    return (f"{what}: memory comes out too {'high' if every == 1 else 'low'} by up to {gigabytes:.2f} GiB",)
 
 
 def _words(file: Path, name: str, flavor: str) -> dict[str, Any]:

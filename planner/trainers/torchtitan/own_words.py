@@ -1,7 +1,7 @@
 """Words of torchtitan that a plan says otherwise, or does not hold: what is to be said of them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ SHARED = re.compile("loss|kernel|attn|attention|memory|offload|precision|dtype|f
 ADAPTERS = re.compile("lora|peft|adapter|distill|teacher")
 SWITCHES = ("enable", "enabled", "active", "use", "is_enabled", "rank", "r", "lora_rank")
 """Keys that switch a table on and off, beside use_NAME and its like."""
+RECOMPUTE = "activation_checkpoint"
 KNOWN = {
-    "activation_checkpoint": r"mode|selective_ac_option|per_op_sac\w*|early_stop|memory_budget|visualize_\w+|preserve_rng_state"
+    RECOMPUTE: r"mode|selective_ac_option|per_op_sac\w*|early_stop|memory_budget|visualize_\w+|preserve_rng_state"
                              r"|determinism_check|debug",
     "compile": r"enable|components|backend|precompile\w*|enable_async_tensor_parallel|mode|model_backend_override|(joint_)?passes"
                r"|options",
@@ -56,6 +57,11 @@ def _on(value: Any) -> bool:
     return isinstance(value, Mapping | list) or str(value).lower() not in ("false", "none", "null", "off", "0", "0.0", "")
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, of which 0 may be "never" and is no switch that is off."""
+    return not isinstance(value, bool) and re.fullmatch(r"-?[\d.]+(e-?\d+)?", str(value)) is not None
+
+
 def of_foreign_tables(data: Mapping[str, Any], names: list[str], said: Given | None = None) -> tuple[list[Question], list[str]]:
     """What is asked, and noted, of tables that torchtitan does not have: asked of one that is on and may decide memory or
     precision by its name or by a key that is on. ``said`` answers by the name where ``data`` does not hold the answer."""
@@ -66,17 +72,23 @@ def of_foreign_tables(data: Mapping[str, Any], names: list[str], said: Given | N
         _on(value) and LOW.search(key) and not OF_CONVERTERS.fullmatch(key) for key, value in data[one].items())]  # fmt: skip
     asked = [one for one in on if SHARED.search(words[one]) and one not in same]
     about = "no section of torchtitan, so one of a fork, which may decide memory or precision; false imports the job without it"
+    on += [one for one in names if not ({*SWITCHES} & data[one].keys() or any(map(_on, data[one].values())))
+           and any(map(_is_number, data[one].values()))]  # fmt: skip
     left = ", ".join([one for one in on if one not in (*asked, *same)][:8])
     noted = [f"sections that torchtitan does not have, not read: {left}"] * bool(left)
     noted += [PRICED_AS] * bool(same)
     return [Question(name=one, about=about, choices=("false",)) for one in asked], noted
 
 
-def of_own_keys(data: Mapping[str, Any]) -> tuple[list[Question], list[str]]:
-    """What is asked, and noted, of keys that torchtitan does not have in tables that it has."""
-    own = [f"{name}.{key}" for name, known in KNOWN.items() if isinstance(part := data.get(name), Mapping)
-           for key, value in part.items() if _on(value) and not re.fullmatch(known, str(key))]  # fmt: skip
-    asked = [one for one in own if SHARED.search(one.partition(".")[2])]
+def of_own_keys(data: Mapping[str, Any], read: Iterable[str]) -> tuple[list[Question], list[str]]:
+    """What is asked, and noted, of keys that torchtitan does not have in tables that it has, but those that are ``read``: of
+    recompute every one may decide memory, 0 too."""
+    parts = {name: part for name in KNOWN if isinstance(part := data.get(name), Mapping)}
+    told = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items() if key not in read
+            and not re.fullmatch(KNOWN[name], str(key)) and (name == RECOMPUTE or _on(value) or _is_number(value))}  # fmt: skip
+    own = [one for one, value in told.items() if value not in (None, "")]
+    asked = [one for one in own if _on(told[one]) or _is_number(told[one])]
+    asked = [one for one in asked if one.startswith(f"{RECOMPUTE}.") or SHARED.search(one.partition(".")[2])]
     left = ", ".join(one for one in own if one not in asked)[:200]
     noted = [f"keys that torchtitan does not have, not read: {left}"] * bool(left)
     return [setting_of_a_fork(one, "torchtitan") for one in asked], noted

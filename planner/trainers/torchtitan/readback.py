@@ -19,6 +19,7 @@ from planner.trainers.torchtitan.casting import cast_of
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import EAGER_LOSS, sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
+from planner.trainers.torchtitan.own_registry import of_products
 from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.stages import pipeline
@@ -146,12 +147,13 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         "offload_parameters": int(str(training["enable_cpu_offload"]).lower() != "false"),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
+    products = of_products(other, spec, micro * length / cp, 4.0 if precision == "fp32" else 2.0, tp)
     return Reading(
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(path, training, other),
-        notes=(*other.get("notes", ()), *passed, *room, *cast, *notes_of(parallel, training, other, spec), *_beside(other, unread)),
+        notes=(*other.get("notes", ()), *products, *passed, *room, *cast, *_beside(parallel, training, other, spec, unread)),
     )  # fmt: skip
 
 
@@ -166,12 +168,15 @@ def _adapters(path: Path, training: Mapping[str, Any], other: Mapping[str, Any])
     return {"lora_rank": rank, "lora_targets": targets, "frozen_weights": frozen}
 
 
-def _beside(other: Mapping[str, Any], unread: list[str]) -> list[str]:
-    """Adapters on the head, and words of forks for chunks of the loss, whose number may be any."""
+def _beside(
+    parallel: Mapping[str, Any], training: Mapping[str, Any], other: Mapping[str, Any], spec: ModelSpec | None, unread: list[str]
+) -> list[str]:
+    """What is taken for what, with adapters on the head, and words of forks for chunks of the loss, whose number may be any."""
     named = other["adapters"].get("target_modules") if "adapters" in other else ()
     chunks = any(re.search(r"chunk\w*_?(ce|loss|cross)|(ce|loss|cross_entropy)_?\w*chunk", one) for one in unread)
     said = "logits come in chunks, and the memory holds them whole"
-    return [*[adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named), *[said] * chunks]
+    head = [adapters_on_tables(["lm_head"])] * (named is None or "lm_head" in named)
+    return [*notes_of(parallel, training, other, spec), *head, *[said] * chunks]
 
 
 def _ahead(other: Mapping[str, Any], spec: ModelSpec | None) -> dict[str, int]:
