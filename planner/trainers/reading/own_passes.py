@@ -40,7 +40,8 @@ def of_a_fork(script: Script, said: Given, libraries: Sequence[str], known: Sequ
 def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str, int]]:
     """(Class, method, least number of passes) of the trainers that a script makes and that run the model several times."""
     classes = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-    for name in (one for one in classes if _made(script, one)):
+    held = _held(script)
+    for name in (one for one in classes if script.calls(one) or any(map(script.calls, held.get(one, ())))):
         own = [one for one in classes[name].body if isinstance(one, ast.FunctionDef)] if _derived(name, classes, trainers) else []
         steps = [one for one in own if one.name in STEPS]
         named = {**script.functions, **{one.name: one for one in own}} if steps else {}
@@ -50,15 +51,15 @@ def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str
                 yield name, part.name, count
 
 
-def _made(script: Script, name: str) -> bool:
-    """Whether a script makes an object of a class, by its name or by a variable that may hold it."""
-    if script.calls(name):
-        return True
-    held = (one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name))
-    ways = ((one.targets[0].id, one.value) for one in held if isinstance(one.targets[0], ast.Name))
-    chosen = {kept for kept, value in ways if isinstance(value, ast.IfExp | ast.Name)
-              and name in {one.id for one in ast.walk(value) if isinstance(one, ast.Name)}}  # fmt: skip
-    return any(script.calls(one) for one in chosen)
+def _held(script: Script) -> dict[str, set[str]]:
+    """Names of a script -> variables that may hold what they mean: of a class whose objects are made by a variable."""
+    found: dict[str, set[str]] = {}
+    for one in ast.walk(script.tree):
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) and isinstance(one.value, ast.IfExp | ast.Name):
+            for part in ast.walk(one.value):
+                if isinstance(part, ast.Name):
+                    found.setdefault(part.id, set()).add(one.targets[0].id)
+    return found
 
 
 def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str]) -> bool:
