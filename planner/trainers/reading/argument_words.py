@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
-from planner.trainers.reading.kernels import KERNELS, other_attention
+from planner.trainers.reading.kernels import IN_PIECES, KERNELS, OWN_LOSS, other_attention
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.versions import newer
@@ -81,6 +81,7 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
     found += other_attention(given.get("attn_implementation"))
+    found += [KEPT_ITSELF] * (given.get(OWN_LOSS) not in (None, IN_PIECES))
     computes = str(given.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
     if adapters and precision == "fp32" and computes in ("bfloat16", "float16") and given.flag("load_in_4bit"):
         found.append(IN_HALF.format(computes))
@@ -104,6 +105,10 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     return tuple(found)
 
 
+KEPT_ITSELF = (
+    "a class of the program computes the loss of its model itself: all scores are priced, and memory comes out too high where it "
+    f"keeps none; --set {OWN_LOSS}={IN_PIECES} prices that"
+)
 CLONED = (
     "where the tokenizer of chat_template_path has tokens that the model's has not, TRL trains the head as a whole beside "
     "adapters, which is not priced: --set lora_modules_to_save=lm_head prices it"
@@ -175,7 +180,11 @@ IN_PAIRS = (
 
 def fuses(given: Settings, objective: str) -> bool:
     """Whether Liger's loss is the one of the trainer."""
+    own = given.get(OWN_LOSS)
+    if own == IN_PIECES:
+        return objective != "dpo"
     said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
+    said[1] = said[1] and own is None  # else an option of the program, which says what its class does
     off = given.get("liger_kernel_config.fused_linear_cross_entropy") is False
     return any(said) and not off and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
 
