@@ -81,6 +81,7 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
     found += other_attention(given.get("attn_implementation"))
+    found += [BY_HAND] * (adapters and given.flag("by_hand"))
     found += [KEPT_ITSELF] * (given.get(OWN_LOSS) not in (None, IN_PIECES))
     computes = str(given.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
     if adapters and precision == "fp32" and computes in ("bfloat16", "float16") and given.flag("load_in_4bit"):
@@ -105,6 +106,10 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     return tuple(found)
 
 
+BY_HAND = (
+    "the program makes its adapters itself: priced are PEFT's of the rank and on the layers that are said, without what it may put "
+    "on experts"
+)
 KEPT_ITSELF = (
     "a class of the program computes the loss of its model itself: all scores are priced, and memory comes out too high where it "
     f"keeps none; --set {OWN_LOSS}={IN_PIECES} prices that"
@@ -191,7 +196,7 @@ def fuses(given: Settings, objective: str) -> bool:
 
 def options_of(given: Settings, objective: str) -> dict[str, str]:
     """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
-    drops = given.above_zero("lora_dropout", 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
+    drops = given.above_zero("lora_dropout", 0.0 if given.flag("by_hand") else 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
     options = {"adapter_dropout": "on"} if drops else {}
     kernel = str(given.get("attn_implementation", "")).lower()
     if kernel in KERNELS:

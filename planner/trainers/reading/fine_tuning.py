@@ -66,7 +66,7 @@ QUIET = re.compile(
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
     r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
-    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_loss|apply_liger_kernel)"
+    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_loss|by_hand|apply_liger_kernel)"
 )
 """Settings that change neither time nor memory of a step."""
 

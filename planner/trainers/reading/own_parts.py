@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.trainers.reading import own_weights
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.kernels import OWN_LOSS
@@ -41,6 +42,8 @@ def parts_of(script: Running, trainers: Sequence[ast.Call], loads: Sequence[ast.
         found["apply_liger_kernel"] = True
     if (kept := own_loss(script, loads, trainers)) is not None:
         found[OWN_LOSS] = script.said.setting(OWN_LOSS) or kept
+    if own_weights.own_adapters(script) is not None:
+        found["by_hand"] = True
     return found | added_tokens(script)
 
 
