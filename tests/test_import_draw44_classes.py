@@ -97,6 +97,8 @@ def test_layers_that_it_adds_are_asked_for(tmp_path: Path) -> None:
         ("loss = linear_cross_entropy(states, self.lm_head.weight, labels)\n        return {'loss': loss}", True, False),
         ("loss = pieces(self.model(input_ids), self.lm_head.weight, labels)\n        return {'loss': loss}", False, True),
         ("out = super().forward(input_ids, labels=labels)\n        loss = out.loss * 2\n        return loss", False, False),
+        ("logits = self.lm_head(self.model(input_ids))\n        loss = entropy(logits, labels)\n        return loss", False, False),
+        ("loss = 0\n        for i in range(8):\n            loss = loss + ce(self.lm_head(h))\n        return loss", False, True),
         ("return super().forward(input_ids, labels=labels)", False, False),
     ],
 )  # fmt: skip
@@ -106,6 +108,18 @@ def test_a_loss_of_its_own(tmp_path: Path, forward: str, fused: bool, noted: boo
     assert any("computes the loss of its model itself: all scores are priced" in one for one in job.notes) is noted
     if noted:
         assert "loss=fused_linear" in found(tmp_path, made="pass", forward=forward, settings={"own_loss": "fused"}).trainer
+
+
+def test_a_loss_of_its_trainer(tmp_path: Path) -> None:
+    text = "\nclass Trains(Trainer):\n    def compute_loss(self, model, inputs):\n        return %s(model.lm_head.weight, inputs)\n"
+    load = OURS["load"].replace("Own.", "Qwen3ForCausalLM.")
+    parts = {"made": "pass", "forward": "return 0", "load": load}
+    for loss, fused in (("LigerFusedLinearCrossEntropyLoss()", True), ("linear_cross_entropy", True), ("in_pieces", False)):
+        written(tmp_path, PROGRAM.format(**{**OURS, **parts}).replace("\ndef main", text % loss + "\ndef main").replace(
+            "    Trainer(", "    Trains("), "train.py")  # fmt: skip
+        job = read(written(tmp_path, LAUNCH, "run.sh"), None, Given(num_gpus=1))
+        assert ("loss=fused_linear" in job.trainer) is fused
+        assert any("computes the loss of its model itself" in one for one in job.notes) is not fused
 
 
 def test_a_switch_of_the_program_means_what_the_program_does(tmp_path: Path) -> None:

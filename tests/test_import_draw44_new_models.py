@@ -47,6 +47,27 @@ def test_a_configuration_of_a_new_model_says_no_dtype_of_a_load(tmp_path: Path) 
     assert not any("configuration of a new model" in one for one in loaded.notes)
 
 
+def test_it_is_the_same_behind_its_launcher(tmp_path: Path) -> None:
+    text = RECIPE.replace("words_per_source: [1, 2]\n", "") + SIZES
+    written(tmp_path, text, "config_full.yaml")
+    program = """from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from trl import ModelConfig, TrlParser
+
+def main(args, model_args):
+    kind = LlamaForCausalLM
+    config = LlamaConfig(**args.model_init_kwargs)
+    model = kind.from_pretrained(model_args.model_name_or_path, config=config) if model_args.go_on else kind(config)
+    Trainer(model=model, args=args).train()
+
+main(*TrlParser((TrainingArguments, ModelConfig)).parse_args_and_config())
+"""
+    written(tmp_path, program, "pt.py")
+    file = written(tmp_path, "accelerate launch --num_processes 1 pt.py --config config_full.yaml\n", "run.sh")
+    job = read(file, None, Given(model="qwen3-0.6b"))
+    assert (job.precision, job.trainer.partition("+")[0]) == ("bf16", "fsdp")
+    assert any("configuration of a new model" in one for one in job.notes)
+
+
 def test_its_sizes_are_said_where_the_model_is_asked_for(tmp_path: Path) -> None:
     asked = recipe(tmp_path, RECIPE + SIZES, None).questions
     about = next(one.about for one in asked if one.name == "--model NAME")

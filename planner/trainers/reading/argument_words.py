@@ -196,7 +196,8 @@ def fuses(given: Settings, objective: str) -> bool:
 
 def options_of(given: Settings, objective: str) -> dict[str, str]:
     """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
-    drops = given.above_zero("lora_dropout", 0.0 if given.flag("by_hand") else 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
+    usual = 0.0 if given.flag("by_hand") else 0.05
+    drops = given.above_zero("lora_dropout", usual) and (objective != "dpo" or not given.flag("disable_dropout", True))
     options = {"adapter_dropout": "on"} if drops else {}
     kernel = str(given.get("attn_implementation", "")).lower()
     if kernel in KERNELS:

@@ -27,20 +27,30 @@ def _inner(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def builds_its_model(data: Mapping[str, Any]) -> bool:
+def put_apart(given: Settings) -> tuple[str, ...]:
+    """Takes the words of such a configuration out of those of a load, and asks for the model whose sizes they are; notes, where a
+    model is built of them."""
+    said = given.said or Given()
+    given.late += _sizes_asked(given.data, said)
+    notes = _notes_of(given)
+    given.data = _without_dtype(given.data, said)
+    return notes
+
+
+def _builds(data: Mapping[str, Any]) -> bool:
     """Whether a recipe has the sizes of a model that is not loaded."""
     return _inner(data).get(WIDTH) is not None
 
 
-def without_dtype(data: Mapping[str, Any], said: Given) -> dict[str, Any]:
+def _without_dtype(data: Mapping[str, Any], said: Given) -> dict[str, Any]:
     """A recipe without the dtype of a configuration, which the user may say, and with the kernel of attention that stands there."""
-    inner = {name: value for name, value in _inner(data).items() if name not in DTYPES or not builds_its_model(data)}
+    inner = {name: value for name, value in _inner(data).items() if name not in DTYPES or not _builds(data)}
     kernel = {name: value for name, value in inner.items() if name == "attn_implementation"}
     dtype = {name: said.setting(name) for name in DTYPES if said.setting(name) is not None}
     return {**kernel, **data, **dtype, **({INITIAL: inner} if inner else {})}
 
 
-def sizes_asked(data: Mapping[str, Any], said: Given) -> list[Question]:
+def _sizes_asked(data: Mapping[str, Any], said: Given) -> list[Question]:
     """What is asked of a recipe that says sizes of its model."""
     sizes = {name: value for name, value in _inner(data).items() if SIZES.fullmatch(name) or name in OF_TABLES}
     if said.model is not None or not any(SIZES.fullmatch(one) for one in sizes):
@@ -53,9 +63,9 @@ def sizes_asked(data: Mapping[str, Any], said: Given) -> list[Question]:
 OF_TABLES = ("vocab_size", "tie_word_embeddings", "is_moe", "num_experts_per_tok")
 
 
-def notes_of(given: Settings) -> tuple[str, ...]:
+def _notes_of(given: Settings) -> tuple[str, ...]:
     """Notes about such a model."""
-    if not builds_its_model(given.data):
+    if not _builds(given.data):
         return ()
     inner = _inner(given.data)
     sizes = [inner.get(one) for one in ("num_attention_heads", "max_position_embeddings", "num_hidden_layers")]

@@ -105,16 +105,26 @@ def own_loss(script: Running, loads: Sequence[ast.Call], trainers: Sequence[ast.
         return IN_PIECES
     every = [_lineage(name, made)[0] for load in loads[:1] for name in held_classes(script, load)]
     own = [_fuses(one, ("forward", "loss_function", "compute_loss")) for one in every if any(_losses(one))]
-    if not own:
-        return None
-    return IN_PIECES if all(own) and len(own) == len(every) else KEPT
+    if own:
+        return IN_PIECES if all(own) and len(own) == len(every) else KEPT
+    parts = (part for one in of_trainers for known in _lineage(one, made)[0] for part in known.body)
+    by_head = (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "compute_loss")
+    return KEPT if any(OF_HEAD.search(ast.unparse(one)) for one in by_head) else None
+
+
+OF_HEAD = re.compile(r"lm_head\.weight|get_output_embeddings|logits_to_keep")
+"""What a loss names that multiplies by the head itself."""
+WHOLE, SPLIT = re.compile(r"\blm_head\("), re.compile(r"chunk|split|\bfor \w+ in range|checkpoint\(")
+"""A pass that makes all scores at once, and words of one in pieces."""
 
 
 def _losses(classes: Sequence[ast.ClassDef]) -> Iterator[ast.FunctionDef]:
     """Forward passes that compute a loss and do not leave that to the class above."""
     for one in (part for made in classes for part in made.body if isinstance(part, ast.FunctionDef) and part.name == "forward"):
         text = ast.unparse(one)
-        if re.search(r"\bsuper\(\w*(, *self)?\)\.forward\((?!.*labels=None)", text) is None and re.search(r"\bloss\b.* = ", text):
+        above = re.search(r"\bsuper\(\w*(, *self)?\)\.forward\((?!.*labels=None)", text)
+        whole = WHOLE.search(text) and not SPLIT.search(text)
+        if not (above or whole) and re.search(r"\bloss\b.* = ", text):
             yield one
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading import new_models
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, OtherStepError
@@ -17,7 +16,7 @@ from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import is_of_unsloth, of_program
 from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, parse
+from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
@@ -54,7 +53,8 @@ def read(path: Path, said: Given) -> Reading:
             data["gradient_checkpointing"] = text
         started = guide(path)
         notes = (*notes, *_of_own_model(path, started.program if started is not None else ""))
-        return _of_own_words(_of_recipe(path, data, said, notes), data, said)
+        split = of_options(path, data, said) if "accelerate_config" in data else None
+        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, split, notes=notes), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
@@ -67,15 +67,6 @@ def read(path: Path, said: Given) -> Reading:
     kind = "unsloth" if is_of_unsloth(program_file(path, script)) else trainer_kind(path, script)
     habits, gpus = old or HABITS[kind], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
-
-
-def _of_recipe(path: Path, data: dict[str, Any], said: Given, notes: tuple[str, ...]) -> Reading:
-    """The job of the arguments of a recipe."""
-    split = of_options(path, data, said) if "accelerate_config" in data else None
-    settings = Settings(path, new_models.without_dtype(data, said), said=said)
-    settings.late += new_models.sizes_asked(data, said)
-    kind = "transformers" if new_models.builds_its_model(data) else "trl"
-    return parse(settings, HABITS[kind], said.num_gpus, split, notes=(*notes, *new_models.notes_of(settings)))
 
 
 def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
