@@ -214,3 +214,13 @@ def _megatron_yaml(given: Settings) -> Sharding:
         **({"recompute_modules": int(Module.CORE_ATTENTION)} if mode == "selective" else {}), **({"ep": ep} if ep > 1 else {}),
     }  # fmt: skip
     return Sharding(kind="megatron", fields=fields, accumulation=part.number("megatron_lm_num_micro_batches"))
+
+
+def unread_precision(given: Settings, by_habit: bool) -> tuple[Question, ...]:
+    """The precision, where it stands in a configuration of accelerate that is not there; ``by_habit``: bf16 where none is said."""
+    file = given.data.get("accelerate")
+    said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
+    if by_habit or said or file is None or beside(given.path, str(file)) is not None:
+        return ()
+    about = "whether the configuration of accelerate computes in bf16; or say --set fp16=true"
+    return (Question(name="bf16", about=about, choices=("true", "false")),)

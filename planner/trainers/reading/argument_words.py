@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
-from planner.trainers.reading.kernels import KERNELS, other_attention
+from planner.trainers.reading.kernels import IN_PIECES, KERNELS, OWN_LOSS, other_attention
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.versions import newer
@@ -81,6 +81,8 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     off: tuple[Any, ...] = (None, False, 0, "0", "false", "False", {}, [])
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
     found += other_attention(given.get("attn_implementation"))
+    found += [BY_HAND] * (adapters and given.flag("by_hand"))
+    found += [KEPT_ITSELF] * (given.get(OWN_LOSS) not in (None, IN_PIECES))
     computes = str(given.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
     if adapters and precision == "fp32" and computes in ("bfloat16", "float16") and given.flag("load_in_4bit"):
         found.append(IN_HALF.format(computes))
@@ -106,6 +108,14 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     return tuple(found)
 
 
+BY_HAND = (
+    "the program makes its adapters itself: priced are PEFT's of the rank and on the layers that are said, without what it may put "
+    "on experts"
+)
+KEPT_ITSELF = (
+    "a class of the program computes the loss of its model itself: all scores are priced, and memory comes out too high where it "
+    f"keeps none; --set {OWN_LOSS}={IN_PIECES} prices that"
+)
 CLONED = (
     "where the tokenizer of chat_template_path has tokens that the model's has not, TRL trains the head as a whole beside "
     "adapters, which is not priced: --set lora_modules_to_save=lm_head prices it"
@@ -176,14 +186,19 @@ IN_PAIRS = (
 
 def fuses(given: Settings, objective: str) -> bool:
     """Whether Liger's loss is the one of the trainer."""
+    own = given.get(OWN_LOSS)
+    if own == IN_PIECES:
+        return objective != "dpo"
     said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
+    said[1] = said[1] and own is None  # else an option of the program, which says what its class does
     off = given.get("liger_kernel_config.fused_linear_cross_entropy") is False
     return any(said) and not off and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
 
 
 def options_of(given: Settings, objective: str) -> dict[str, str]:
     """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
-    drops = given.above_zero("lora_dropout", 0.05) and (objective != "dpo" or not given.flag("disable_dropout", True))
+    usual = 0.0 if given.flag("by_hand") else 0.05
+    drops = given.above_zero("lora_dropout", usual) and (objective != "dpo" or not given.flag("disable_dropout", True))
     options = {"adapter_dropout": "on"} if drops else {}
     kernel = str(given.get("attn_implementation", "")).lower()
     if kernel in KERNELS:

@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights, by_release, kernels, own_layers
+from planner.trainers.reading import base_weights, by_release, kernels, model_notes, own_layers
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading, reduced_last
 from planner.trainers.reading.given import Question
@@ -66,7 +66,7 @@ QUIET = re.compile(
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
     r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
-    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half)"
+    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_loss|by_hand|apply_liger_kernel)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -155,11 +155,13 @@ def reading(job: FineTuning) -> Reading:
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
     wanted, lean = _kernels(job, model, trainer)
-    noted = (*noted, *low, *apart, *lean)
+    spec = base_weights.spec_of(job.given, model)
+    built, added = model_notes.of_added_tokens(job.given, spec, job.tokens)
+    noted = (*noted, *low, *apart, *lean, *added)
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
-        trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
+        trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""), architecture=built,
         sequence_length=job.sequence_length, global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus,
         lora_targets="all" if not job.lora_rank or "expert_adapters" in tensors else "attention" if single else job.lora_targets,
         lora_whole=(job.lora_whole or trained_whole(job.given)) if job.lora_rank else "none",
@@ -169,7 +171,6 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
-    spec = base_weights.spec_of(job.given, model)
     own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
     held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))

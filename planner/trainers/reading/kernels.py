@@ -22,8 +22,10 @@ USUAL = ("", "none", "auto")
 SWITCHES = ("use_liger_kernel", "use_liger", "enable_liger_kernel", "liger_fused_linear_cross_entropy")
 OF_AXOLOTL, PATCHES_ALL = SWITCHES[3], (0, 13)
 """Its switch, and the release of axolotl whose own patch is for models too that Liger has none for.  [integrations/liger]"""
-OF_LAYERS = ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")
-"""Switches of axolotl for kernels within a layer."""
+OF_LAYERS = ("liger_rms_norm", "liger_glu_activation", "liger_swiglu", "apply_liger_kernel")
+"""Switches of axolotl for kernels within a layer, and what a program calls for them."""
+OWN_LOSS, IN_PIECES = "own_loss", "fused"
+"""Of a program whose model or trainer computes its loss itself: what is kept of the scores; by a loss that keeps none of them."""
 OWN_LOSSES = ("use_dft_loss", "use_eaft_loss", "use_eaft", "label_smoothing_factor")
 """Losses that take the labels from the model, which then returns the scores.  [transformers, trainer.py: compute_loss]"""
 PATCHES_ADAPTED = (4, 49)
@@ -196,7 +198,7 @@ def with_liger(
     if own is not None and options.get("loss") == "fused_linear":
         return {**rest, **kept}, (f"{own}: a loss of its own, for which all scores are kept",)
     switch = next((one for one in SWITCHES if given.data.get(one) is not None), None)
-    if switch is None or options.get("loss") != "fused_linear":
+    if given.get(OWN_LOSS) == IN_PIECES or switch is None or options.get("loss") != "fused_linear":
         return dict(options), ()
     spec = spec_of(given, known)
     fused, why = _fused(given, name, known, spec)

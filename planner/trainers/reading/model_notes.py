@@ -77,3 +77,25 @@ def of_absent_layers(given: Settings, names: Sequence[str], label: str | None, m
     gone = [one for one, tail in tails.items() if tail in OF_GPT_J or (model.gated and tail == "out_proj")]
     given.data = {**given.data, name: [one for one in tails if one not in gone]}
     return (f"adapters on {', '.join(gone)}: {model.name} has no such layers, which PEFT passes over",)
+
+
+FEW = 1000
+"""Tokens that change no plan."""
+
+
+def of_added_tokens(given: Settings, model: ModelSpec | None, tokens: int) -> tuple[dict[str, int], tuple[str, ...]]:
+    """(Vocabulary of a model with the tokens that its program adds, note); ``tokens`` of a forward pass."""
+    count = given.get("added_tokens")
+    if count in (None, False):
+        return {}, ()
+    if isinstance(count, int) and count is not True and model is not None:
+        rows = model.vocab_size + count
+        what = f"tables and scores are priced with {rows:,} rows, {count:,} of them tokens that the program adds"
+        return {"vocab_size": rows}, (what,)
+    by = ""
+    if model is not None:
+        tables = 16.0 * model.hidden_size * (1 if model.tied_embeddings else 2)
+        by = f" by up to {FEW * (tables + 14.0 * tokens) / GIB:.2f} GiB for each {FEW:,} of them"
+    more = f"{count:,} tokens" if count is not True else "tokens"
+    what = f"the program adds {more} and resizes the tables, which are priced with the rows of the model"
+    return {}, (f"{what}: memory comes out too low{by}; --set added_tokens=N prices them",)

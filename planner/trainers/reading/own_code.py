@@ -11,7 +11,8 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.accelerators import of_loop
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
-from planner.trainers.reading.own_parts import other_sizes, parts_of, put_by
+from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
+from planner.trainers.reading.own_parts import of_own_switch, other_sizes, parts_of, put_by
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -32,10 +33,8 @@ from planner.trainers.reading.training_scripts import (
     CONFIGS,
     FOREIGN,
     TRAINERS,
-    UNSLOTH,
     adapters,
     loaded_by_trainer,
-    loads_model,
     model_arguments,
     own_steps,
     require_known_adapters,
@@ -84,8 +83,11 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     if code is not None:
         trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
         single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
+        parts = parts_of(code, trainers, model_loads(code))
+        single = (*single, "use_liger") if of_own_switch(code, parts) else single
+        usual = {name: value for name, value in usual.items() if name not in single}
         data = {name: value for name, value in given.data.items() if name not in single}
-        given.data = {**data, **parts_of(code, trainers), **put_by(code, code.calls(*TRAINERS))}
+        given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
@@ -115,7 +117,7 @@ def _has_own_names(data: Mapping[str, Any]) -> bool:
 
 def _trains_all(program: Program) -> bool:
     """Whether a program that builds its trainer and loads its model makes no adapters, whatever words it takes for them."""
-    loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
+    loads = model_loads(program)
     makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
     return bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
 
@@ -182,11 +184,10 @@ SHORTEST = 4
 
 
 def _own_model(program: Program) -> str | None:
-    """The class of a language model that a program loads and its project defines."""
+    """The class of a language model that a program loads and its project defines, with layers of its own."""
     defined = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef)}
-    loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
-    named = (last_name(getattr(one.func, "value", one)) for one in loads)
-    return next((one for one in named if one in defined), None)
+    named = (name for one in model_loads(program) for name in held_classes(program, one))
+    return next((one for one in named if one in defined and adds_layers(program, one)), None)
 
 
 def _require_no_hydra(given: Settings, path: Path, file: Path | None) -> None:
@@ -223,7 +224,7 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     for call in ([one for one in made if any(word.arg == BATCH for word in one.keywords)] or made)[:1]:
         found |= program.keywords(call)
     trains = [one for one in program.calls("train") if "train" in ast.unparse(getattr(one.func, "value", one))]  # no model.train()
-    loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
+    loads = model_loads(program)
     loads = [one for one in loads if not program.behind(one, trains)] or loads  # one that is loaded then is merged, say
     loads = list({ast.unparse(one): one for one in reversed(loads)}.values())[::-1]  # once more where the first one fails
     sure = [one for one in loads if program.runs(one)]

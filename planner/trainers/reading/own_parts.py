@@ -2,11 +2,15 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.trainers.reading import own_weights
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, Question, value_of
+from planner.trainers.reading.kernels import OWN_LOSS
+from planner.trainers.reading.model_notes import FEW
+from planner.trainers.reading.own_classes import model_loads, own_loss
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -19,8 +23,8 @@ SIZES = re.compile(
 """Fields of a model's configuration that its presets have."""
 
 
-def parts_of(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
-    """Arguments of transformers that stand for what the script makes itself."""
+def parts_of(script: Running, trainers: Sequence[ast.Call], loads: Sequence[ast.Call]) -> dict[str, Any]:
+    """Arguments of transformers that stand for what the script makes itself; ``loads`` of its model."""
     found: dict[str, Any] = {}
     if (named := own_optimizer(script, trainers)) is not None:
         found["optim"] = named
@@ -31,18 +35,86 @@ def parts_of(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
     fused = [one for one in script.names_used() if re.fullmatch(r"apply_liger_kernel_to_\w+|AutoLigerKernelForCausalLM", one)]
     applied = [one for name in fused for one in (*script.calls(name), *script.calls("from_pretrained"))
                if last_name(one.func) == name or last_name(getattr(one.func, "value", one)) == name]  # fmt: skip
-    if any(script.keywords(one).get("fused_linear_cross_entropy", True) is True for one in applied):
+    words = [script.keywords(one) for one in applied]
+    if any(one.get("fused_linear_cross_entropy", True) is True for one in words):
         found["use_liger_kernel"] = True
-    return found
+    elif any(one.get(name, True) is True for one in words for name in ("rms_norm", "swiglu")):
+        found["apply_liger_kernel"] = True
+    if (kept := own_loss(script, loads, trainers)) is not None:
+        found[OWN_LOSS] = script.said.setting(OWN_LOSS) or kept
+    if own_weights.own_adapters(script) is not None:
+        found["by_hand"] = True
+    return found | added_tokens(script)
 
 
-def of_all_branches(script: Running, trainers: Sequence[str], loads: Callable[[ast.Call], bool]) -> list[ast.Call]:
+def added_tokens(script: Running) -> dict[str, Any]:
+    """How many tokens a script adds to the tables of its model, where they may be many; True = the text does not say how many."""
+    if not script.calls("resize_token_embeddings"):
+        return {}
+    if (said := script.said.setting("added_tokens")) is not None:
+        return {"added_tokens": value_of(said)}
+    given = [call.args[0] for call in script.calls("add_tokens") if call.args and script.may_run(call)]
+    if script.calls("add_special_tokens"):
+        pairs = [pair for one in ast.walk(script.tree) if isinstance(one, ast.Dict)
+                 for pair in zip(one.keys, one.values, strict=True)]  # fmt: skip
+        given += [value for key, value in pairs if getattr(key, "value", None) == "additional_special_tokens"]
+    counts = [_length(script, one) for one in given]
+    if None in counts:
+        return {"added_tokens": True}
+    count = sum(one for one in counts if one is not None)
+    return {"added_tokens": count} if count >= FEW else {}
+
+
+def _length(script: Running, node: ast.expr, depth: int = 0) -> int | None:
+    """How many things a list holds, with what is put into the one that a name holds; None = not known."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return None if any(isinstance(one, ast.Starred) for one in node.elts) else len(node.elts)
+    if isinstance(node, ast.ListComp) and len(node.generators) == 1:
+        return _times(script, node.generators[0].iter)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        both = [_length(script, one, depth) for one in (node.left, node.right)]
+        return None if None in both else sum(one for one in both if one is not None)
+    if not isinstance(node, ast.Name):
+        return 1 if isinstance(node, ast.Constant) or last_name(getattr(node, "func", node)) == "AddedToken" else None
+    nodes = list(ast.walk(script.tree))
+    made = [one.value for one in nodes if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]
+    count = _length(script, made[-1], depth + 1) if made and depth < 2 else None
+    loops = {id(part): loop for loop in nodes if isinstance(loop, ast.For) for one in loop.body for part in ast.walk(one)}
+    for call in script.calls("append", "extend"):
+        if count is not None and ast.unparse(getattr(call.func, "value", call)) == node.id and call.args:
+            each = 1 if last_name(call.func) == "append" else _length(script, call.args[0], depth + 1)
+            times = _times(script, loops[id(call)].iter) if id(call) in loops else 1
+            count = None if each is None or times is None else count + each * times
+    return count
+
+
+def _times(script: Running, node: ast.expr) -> int | None:
+    """How often a loop runs: over a range, or over a list."""
+    if not (isinstance(node, ast.Call) and last_name(node.func) == "range"):
+        return _length(script, node, 1)
+    ends = [script.value(one) for one in node.args]
+    return len(range(*ends)) if ends and all(isinstance(one, int) for one in ends) and 0 not in ends[2:] else None
+
+
+def of_all_branches(script: Running, trainers: Sequence[str]) -> list[ast.Call]:
     """Calls that load the model of a trainer where none of their branches is known to run, as none of the switches of its options
     is on, and they load alike: the first of them. Else none."""
     home = {script.home_of(one) for one in script.calls(*trainers)}
-    every = [one for one in Script.calls(script, "from_pretrained") if loads(one) and script.home_of(one) in home]
+    every = [one for one in model_loads(script, Script.calls(script, "from_pretrained")) if script.home_of(one) in home]
     words = [{name: value for name, value in script.keywords(one).items() if "model" not in name} for one in every]
     return every[:1] if len(every) > 1 and all(one == words[0] for one in words) else []
+
+
+OF_LIGER = re.compile(r"apply_liger|AutoLiger|use_liger_kernel|\buse_liger=")
+"""Where a program hands a switch of its own on to Liger."""
+
+
+def of_own_switch(script: Running, parts: Mapping[str, Any]) -> bool:
+    """Whether use_liger is an option of a program itself that no library is handed, or one whose ``parts`` say what it does."""
+    bodies = [one.body for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)]
+    named = any(isinstance(one, ast.AnnAssign) and last_name(one.target) == "use_liger" for body in bodies for one in body)
+    known = not {"use_liger_kernel", "apply_liger_kernel", OWN_LOSS}.isdisjoint(parts)
+    return named and (known or OF_LIGER.search(ast.unparse(script.tree)) is None)
 
 
 PARSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse_args", "parse_yaml_file", "parse_json_file", "parse_dict")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from planner.cost.parameters import total_parameters
 from planner.errors import shown
 from planner.model import ModelSpec
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
@@ -28,11 +28,28 @@ def question(script: Running, said: Given) -> Question | None:
     with all weights trained."""
     loads = [last_name(getattr(one.func, "value", one)) for one in script.calls("from_pretrained")]
     frozen = None if script.calls(*ADAPTED) or "PeftModel" in loads else next(_frozen(script), None)
-    if frozen is None or said.setting(NAME) is not None:
+    if frozen is None or said.setting(NAME) is not None or value_of(said.setting("use_peft") or "") is True:
         return None
+    own = own_adapters(script)
     what = "freezes a part of the weights, which is not priced; false imports it with all trained"
+    if own is not None:
+        what = f"freezes all but {shown(own)}, adapters that the program makes itself and which are not read; {AS_LORA}, or false"
+        what += " imports it with all trained"
     about = f"{shown(ast.unparse(frozen)[:60])} {what}"
     return Question(name=NAME, about=about, choices=("false",))
+
+
+AS_LORA = (
+    "instead --set use_peft=true --set lora_r=N --set lora_target_modules=q_proj,v_proj,... --set torch_dtype=bfloat16, all of "
+    "them, prices it as LoRA"
+)
+
+
+def own_adapters(script: Running) -> str | None:
+    """The class of a program that is LoRA written by hand: by its name, with layers or weights of its own."""
+    made = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and re.search("lora", one.name, re.IGNORECASE))
+    parts = r"\b(Linear|Embedding|Parameter)\("
+    return next((one.name for one in made if re.search(parts, ast.unparse(one)) and script.calls(one.name)), None)
 
 
 def reference(script: Running, said: Given) -> Question | None:

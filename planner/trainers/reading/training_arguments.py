@@ -6,8 +6,8 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.record import record
-from planner.trainers.reading import fine_tuning
-from planner.trainers.reading.accelerate_file import said_or_asked
+from planner.trainers.reading import fine_tuning, new_models
+from planner.trainers.reading.accelerate_file import said_or_asked, unread_precision
 from planner.trainers.reading.argument_words import (
     length_of,
     loss_of,
@@ -29,7 +29,7 @@ from planner.trainers.reading.fine_tuning import (
     quantised,
 )
 from planner.trainers.reading.given import Question, value_of
-from planner.trainers.reading.settings import SWITCHED, Settings, beside
+from planner.trainers.reading.settings import SWITCHED, Settings
 from planner.trainers.reading.sharding import Sharding, casts_all
 from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
@@ -114,6 +114,8 @@ def parse(
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
         given.data = {**given.data, "gradient_checkpointing": answer == "unsloth" or value_of(answer)}
+    if made := new_models.put_apart(given):
+        habits, notes = TRANSFORMERS, (*notes, *made)
     fill_in(given, given.label(*MODELS))
     given.data = spelled(given.data)
     objective = objective_of(given, script)
@@ -159,7 +161,7 @@ def parse(
             *asked, *given.late, *dated, *undated, *_own_precision(given),
             *(one for one in _about_adapters(given, script, adapters, habits)
               if one.name != "torch_dtype" or not (engine or undated or whole)),
-            *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
+            *_own_bits(given, bits), *_own_batch(given), *unread_precision(given, habits.bf16), *_own_optimizer(given),
         ),
         notes=(*notes, *paired, *noted, *notes_of(given, objective, adapters, precision, half or found.kind == "deepspeed")),
     ))  # fmt: skip
@@ -277,16 +279,6 @@ def _own_optimizer(given: Settings) -> tuple[Question, ...]:
         return ()
     about = f"its program calls something {own[0]}, which is {shown(given.data[own[0]])}; one whose states are like it"
     return (Question(name="optim", about=about, choices=(given.data[own[0]],) if known else LIKE_IT),)
-
-
-def _own_launcher(given: Settings, habits: Habits) -> tuple[Question, ...]:
-    """The precision, where it stands in a configuration of accelerate that is not there."""
-    file = given.data.get("accelerate")
-    said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
-    if habits.bf16 or said or file is None or beside(given.path, str(file)) is not None:
-        return ()
-    about = "whether the configuration of accelerate computes in bf16; or say --set fp16=true"
-    return (Question(name="bf16", about=about, choices=("true", "false")),)
 
 
 def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits) -> tuple[Question, ...]:

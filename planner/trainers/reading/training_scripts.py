@@ -13,6 +13,7 @@ from planner.trainers.reading import lengths, own_passes, own_weights, script_pa
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
+from planner.trainers.reading.own_classes import OTHER_MODELS, UNSLOTH, loads_model, model_loads, owner
 from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -55,16 +56,12 @@ FOREIGN_ADAPTERS = (
 """What trains something else than all weights or LoRA, by what builds it."""
 OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
 """What decides time or memory in such a configuration."""
-UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 DECIDING = ("rank_pattern", "target_parameters", "exclude_modules", "trainable_token_indices", "layer_replication", "use_qalora",
             "use_bdlora", "velora_config", "monteclora_config", "arrow_config")  # fmt: skip
 """Keywords of LoraConfig that change what is trained or stored.  [peft, tuners/lora/config.py]"""
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
 SOME_LAYERS = ("layers_to_transform", "finetune_last_n_layers")  # the second of unsloth's get_peft_model
-MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
-OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM|Seq2SeqLM)$")
-"""Classes of models that are no decoders."""
 
 
 def settings_of(
@@ -80,9 +77,9 @@ def settings_of(
         script = WithModules(path, under)
     _require_training(script)
     notes = several_trainers.only_one(script, CONFIGS, TRAINERS)
-    loads = script_parts.trained(script, [one for one in script.calls("from_pretrained") if loads_model(one)])
-    loads = loads or of_all_branches(script, TRAINERS, loads_model)
-    unsloth = any(_owner(one) in UNSLOTH for one in loads)
+    loads = script_parts.trained(script, model_loads(script))
+    loads = loads or of_all_branches(script, TRAINERS)
+    unsloth = any(owner(one) in UNSLOTH for one in loads)
     if not loads and script.calls("UnslothTrainer", "UnslothTrainingArguments"):
         what = "its trainer is unsloth's, and the model is loaded in another module"
         raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
@@ -103,7 +100,7 @@ def settings_of(
     for call in configs[:1]:
         data |= in_a_mapping(script, call, data)
     data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
-    data |= parts_of(script, trainers) | adapters(script, unsloth) | on_cpus(script)
+    data |= parts_of(script, trainers, loads) | adapters(script, unsloth) | on_cpus(script)
     called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
     kinds = {name for one in called for name in (one, *bases_of(script, one))}
     if any(one.startswith("DPO") for one in kinds):
@@ -201,9 +198,9 @@ def require_known_adapters(script: Script) -> None:
 
 def require_language_model(script: Script) -> None:
     """Raises PlannerError where no model that is loaded is a language model: classifiers and sequence-to-sequence models."""
-    loads = [_owner(one) for one in script.calls("from_pretrained")]
-    others = [one for one in loads if OTHER_MODELS.search(one)]
-    if others and not any(one in MODELS or one.endswith(("ForCausalLM", "LMHeadModel")) for one in loads):
+    loads = script.calls("from_pretrained")
+    others = [owner(one) for one in loads if OTHER_MODELS.search(owner(one))]
+    if others and not any(loads_model(one, script) for one in loads):
         raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
 
 
@@ -293,18 +290,6 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
     return next((one.name for one in bare if not any(ends.search(last_name(base)) for base in one.bases)), None)
 
 
-def loads_model(call: ast.Call) -> bool:
-    """Whether from_pretrained is of a language model; a class that a variable holds is one by what it is given."""
-    own, held = _owner(call), script_parts.OF_A_MODEL & {one.arg for one in call.keywords}
-    return own in MODELS or own.endswith(("ForCausalLM", "LMHeadModel")) or (bool(held) and own[:1].islower())
-
-
-def _owner(call: ast.Call) -> str:
-    """The class of Class.from_pretrained."""
-    value = getattr(call.func, "value", None)
-    return getattr(value, "id", getattr(value, "attr", ""))
-
-
 def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
     """Arguments of the model that is loaded first."""
     if not loads:
@@ -360,7 +345,7 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
     """Arguments of LoRA; ``calls`` that make it, where they are known."""
     calls = made = script.calls("LoraConfig") if calls is None else calls
-    own = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
+    own = [one for one in script.calls("get_peft_model") if owner(one) in UNSLOTH]
     unsloth = unsloth and bool(own or not calls)  # else the branch that makes them with PEFT is the one that runs
     if unsloth:
         calls = own
@@ -395,6 +380,6 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
         if made and isinstance(script, Running) and not script.settled(calls[0], made[0]):  # or the branch of PEFT runs
             checkpointing = gap(["gradient_checkpointing"])
-        lean = [one for one in script.calls("from_pretrained") if _owner(one) in UNSLOTH]
+        lean = [one for one in script.calls("from_pretrained") if owner(one) in UNSLOTH]
         found |= unsloth_parts.unsloth_checkpointing(script.said, unsloth_parts.stays_patched(script, lean, checkpointing))
     return found | loaded_or_made(script, calls[0])
