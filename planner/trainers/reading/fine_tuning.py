@@ -135,8 +135,7 @@ def reading(job: FineTuning) -> Reading:
         fields |= {"dp": dp, "num_microbatches": steps, **_of_the_node(shard, gpus, dp)}
         if gpus == split and not (fields.get("offload_parameters") or fields.get("offload_optimizer")):
             fields["zero"] = 0
-    fields.setdefault("zero", 0)
-    fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
+    fields = {"zero": 0, **fields, "micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
     fields.setdefault("recompute", int(Recompute.FULL if job.recompute else Recompute.NONE))
     mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.upcasts and job.precision != "fp32")
     half = job.half_weights and not mixed and not job.lora_rank
@@ -144,8 +143,9 @@ def reading(job: FineTuning) -> Reading:
     if job.model and ENCODERS.search(job.model.lower()):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
+    spec = base_weights.spec_of(job.given, model)
     adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
-    if (passed := of_absent_layers(job.given, ADAPTED, job.model, base_weights.spec_of(job.given, model))) and job.lora_rank:
+    if (passed := of_absent_layers(job.given, ADAPTED, job.model, spec)) and job.lora_rank:
         adapted = job.given.first(*ADAPTED)
         job = dataclasses.replace(job, lora_targets=adapter_targets(adapted), notes=(*job.notes, *passed))
     found += of_model(model, adapted, job.lora_targets, job.lora_rank)
@@ -155,7 +155,6 @@ def reading(job: FineTuning) -> Reading:
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(*_optimizer(job), trainer, where)
     wanted, lean = _kernels(job, model, trainer)
-    spec = base_weights.spec_of(job.given, model)
     built, added = model_notes.of_added_tokens(job.given, spec, job.tokens)
     noted = (*noted, *low, *apart, *lean, *added)
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
