@@ -172,7 +172,7 @@ def fewer_gpus(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked],
         return []
     near = [n for n in usual_counts(job.cluster.hardware, FEWEST * gpus) if n < gpus]
     what = "fewer GPUs, over which the job shares out better"
-    return _faster([(what, {"gpus": n, "nodes": None}) for n in near], rate, ask, command)[:1]
+    return _faster([(what, {"gpus": n, "nodes": None, "global_batch_size": batch}) for n in near], rate, ask, command)[:1]
 
 
 def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:

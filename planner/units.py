@@ -124,11 +124,11 @@ def format_energy(kwh: float) -> str:
 
 
 def format_days(seconds: float) -> str:
-    """How long a run takes: '5.2 hours' below two days, '3.4 days', '1,204 days'."""
+    """How long a run takes: '5.2 hours' below two days, '30.3 days', '1,204 days'."""
     days = seconds / _UNITS["seconds"]["days"]
     if days < 2:
         return f"{24 * days:.3g} hours"
-    return f"{days:,.1f} days" if days < 10 else f"{days:,.0f} days"
+    return f"{days:.3g} days" if days < 1000 else f"{days:,.0f} days"
 
 
 def plural(number: float, word: str) -> str:

@@ -38,7 +38,7 @@ def test_layers_that_are_kept_hold_ten_bytes_more() -> None:
     assert more == pytest.approx(10 * MODELS["gqa"].num_layers * rows(), rel=0.05)
 
 
-@pytest.mark.parametrize("trainer", ["deepspeed", "megatron", "torchtune", "unsloth"])
+@pytest.mark.parametrize("trainer", ["deepspeed", "megatron", "torchtune", "unsloth", "verl", "prime-rl", "fms-fsdp"])
 def test_trainers_without_autocast_keep_a_stream_in_half_precision(trainer: str) -> None:
     one = job("gqa", trainer, gpus=1, **({"precision": "bf16_true"} if trainer == "torchtune" else {}))
     layout = Layout(recompute=int(Recompute.FULL))

@@ -26,7 +26,7 @@ def test_a_large_job_has_days_and_megawatt_hours() -> None:
     found = planner.plan(model="llama-8b", gpus=64, hardware="h100-sxm", tokens="1T")
     (text, _) = found.training.sentences()
     costs = found.training.costs
-    assert f"{costs.days:,.0f} days, " in text and f", {costs.usd:,.0f} USD at" in text and " MWh." in text
+    assert f"{costs.days:.3g} days, " in text and f", {costs.usd:,.0f} USD at" in text and " MWh." in text
 
 
 def test_a_batch_of_preference_pairs_counts_both_sequences(tmp_path: Path) -> None:

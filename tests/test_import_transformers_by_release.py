@@ -87,7 +87,7 @@ def test_what_is_held_beside_what_is_priced(tmp_path: Path, words: str, gpus: in
 ])  # fmt: skip
 def test_gradients_under_fsdp_wait_for_the_last_microbatch(tmp_path: Path, words: str, last: bool) -> None:
     """accelerate runs all passes but the last under no_sync, and reduces in the precision of the computation."""
-    found = trained(tmp_path, f"{SHARDED}{words}", gpus=8)
+    found = trained(tmp_path, f"{SHARDED}{words}", gpus=8, pins="transformers==5.23.0")
     assert ("+gradient_sync=last" in found.trainer) == last and "+reduce_dtype=bf16" in found.trainer
 
 
@@ -216,3 +216,9 @@ def test_steps_of_deepspeed_count_in_a_loop(tmp_path: Path) -> None:
     file = written(tmp_path, "accelerate launch --config_file acc.yaml loop.py\n", "run.sh")
     found = read(file, None, Given(sequence_length=1024))
     assert found.fields["num_microbatches"] == 16 and "does not start with two" not in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(("release", "last"), [("4.57.1", True), ("4.45.2", False), ("5.3.0", False)])
+def test_some_releases_do_not_heed_sync_each_batch(tmp_path: Path, release: str, last: bool) -> None:
+    words = f"{SHARDED}, accelerator_config={{'gradient_accumulation_kwargs': {{'sync_each_batch': True}}}}"
+    assert ("+gradient_sync=last" in trained(tmp_path, words, gpus=8, pins=f"transformers=={release}").trainer) == last

@@ -24,9 +24,9 @@ COPY = 2.0
 
 
 def _is_wide(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
-    """1 where the stream is fp32, (N, 1)."""
+    """1 where the stream is fp32, (N, 1): of trainers whose replicas are torch's DDP; others wrap in FSDP on one GPU too."""
     trained = trainer.stored.weight_bytes >= 4.0 if not workload.lora_rank else workload.frozen_weights == "fp32"
-    trained = trained and "stream_cast" not in trainer.kernels.unfused
+    trained = trained and trainer.traffic.bucket_bytes > 0 and "stream_cast" not in trainer.kernels.unfused
     return np.where(column(layout.zero) < 1, float(trained and workload.element == 2), 0.0)
 
 

@@ -7,21 +7,22 @@ that are there from start to end (``buffered_points``), or made by the backward 
 FSDP2 (torch 2.13) gathers, computes and reduces unit by unit: a layer (its routed experts are a unit of their own), the
 embedding, the final norm with the head. What is alive changes from one program point to the next, and maxima of
 different points do not add up. Bytes, per rank; A activations of k microbatches in flight, a of one layer, w = 2
-bytes per gathered weight, r = 4 per reduced gradient, U, E, H parameters of a layer, embedding, head; N of the stage,
-d ranks that share states, G = r N / d:
+bytes per gathered weight, r per reduced gradient, g = 4 per gradient that is kept, U, E, H parameters of a layer, embedding,
+head; N of the stage, d ranks that share states, G = g N / d:
 
 without a pipeline (zero 3: weights gathered are the layer's and the next one's; below: all that are not yet dropped)
     forward      A + what the last layer has on top                   + w 2 U        or w (N + U)
     head         A + logits                                           + w 2 H        or w (N + H)
     loss         A + logits and their gradient                        + 0            or w N
     head, back   A + gradient of the logits + w H + T h               + w (H + U)    or w N
-    reduced      A + (w + r) H + r H / d                              + w U          or w (N - H)
-    first layer  A + its transient + r H + r H / d                    + w 2 U        or w (N - H)
+    reduced      A + (w + r) H + g H / d                              + w U          or w (N - H)
+    first layer  A + its transient + r H + g H / d                    + w 2 U        or w (N - H)
     next layer   A - a + its transient + r U + new gradients          + w 2 U        or w (N - H - U)
     its end      A - a + r U + max(w U, new gradients)                + w U          or w (N - H - U)
     last layer   a + its transient + r U + new gradients              + w (U + E)
     embedding    w E + max(r E, r U)                                  + G
-    and G more everywhere from the second microbatch on. With replicas what was all-reduced stays until the next pass.
+    and G more everywhere from the second microbatch on, r N where gradients are ``deferred``. With replicas what was
+    all-reduced stays until the next pass.
 pipeline (weights stay gathered, of many virtual stages a few; unsharded gradients add up: r N + w N, until the last pass)
     backward     A - output + transient + receive buffers, before the first gradients (all k in flight) and with all
                  of them (k, where a microbatch has been through)
@@ -180,11 +181,12 @@ def state_parts(
     new, kept = trainer.traffic.gradient_reduce_bytes, trainer.stored.gradient_bytes
     reduced = new * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
-    shard, expert_shard = shard_groups(layout, trainer)
-    shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
+    shard, expert_shard = (np.where(zero >= 2, one, 1.0) for one in shard_groups(layout, trainer))
     dense, expert = parameters.trained(workload)
-    own = 1.0 if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1] / kept  # of tables trained with adapters
-    dense, tables, heads = dense + parameters.whole * (own - 1.0), own * workload.trains("embedding"), own * workload.trains("head")
+    own = kept if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1]  # of tables trained with adapters
+    sent = 1.0 if workload.lora_whole == "none" else own / new
+    dense = dense + parameters.whole * (own / kept - 1.0)
+    tables, heads = (sent * workload.trains(one) for one in ("embedding", "head"))
     learned = parameters.adapters / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     outside = experts_outside(layout, trainer)
     several, unit = (stages.moe > 0) & (outside == 0), parameters.largest_dense_unit
@@ -202,8 +204,7 @@ def state_parts(
     accumulated = np.where(unsharded, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0) * (micro > 1)
     accumulated = accumulated + frozen * parameters.all * on
-    largest = np.maximum(unit, experts)
-    copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
+    largest, of_largest = np.maximum(unit, experts), np.where(experts > unit, expert_shard, shard)
     parts = {
         "gathered": (gathered_parameters(workload, trainer, parameters) - outside * parameters.expert * layer) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
@@ -213,11 +214,11 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * heads,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * workload.trains("embedding"),
-        "new_layer": new_layer, "new_head": head / shard * kept * heads, "new_all": new_all, "kept_new": replicated,
+        "new_layer": new_layer, "new_head": head / shard * own * (heads > 0), "new_all": new_all, "kept_new": replicated,
         "accumulated": accumulated, "wrapped": 1.0 - alone, "buckets": bucket_bytes(workload, trainer, layout, parameters),
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
-        "copied": copied * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
+        "copied": largest * (of_largest == 1.0) * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
     }  # fmt: skip
     most = sum(term.most_gathered() for term in trainer.terms)
     parts["gathered"] = gathered_at_once(most, layout, parts["gathered"], (head + first) * gathered * on)

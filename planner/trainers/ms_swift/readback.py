@@ -32,7 +32,7 @@ QUIET = re.compile(
     r"|deepspeed_autotp_size|use_chat_template|response_prefix|enable_thinking|add_non_thinking_prefix|router_aux_loss_coef|max_epochs"
     r"|external_plugins|callbacks|use_logits_to_keep|modules_to_save.*|enable_dft_loss|rope_scaling|norm_bbox|ignore_data_skip|task_type"
     r"|train_dataloader_shuffle|cached_\w+|write_batch_size|model_kwargs|init_weights|metric|acc_strategy|optim_args|merge_lora"
-    r"|ddp_backend"
+    r"|ddp_backend|accelerator_config.*"
 )
 PROGRAM = (
     r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?|\S*\bllm_(?:sft|pt|dpo|rlhf)\.py"

@@ -35,6 +35,8 @@ FULL = re.compile(
 EXAMPLES = re.compile(r"(^|/)run_(clm|fim)(_no_trainer)?\.py$")
 """Programs of transformers whose load names none where their command does not.  [examples/pytorch/language-modeling]"""
 
+DEAF = (4, 46), (5, 3)
+"""Versions of transformers from and before which its Trainer runs no_sync whatever sync_each_batch says (5.1, 5.2: not read)."""
 EMBEDDING_STATES = (4, 52)
 """Version of transformers that keeps them so; before, it looks for a class by another name.  [trainer.py: create_optimizer]"""
 
@@ -115,6 +117,8 @@ def _by(size: float) -> str:
 
 
 def syncs_each(given: Settings) -> bool:
-    """Whether every pass reduces gradients: accelerate is told so, or a loop has no accelerate."""
+    """Whether every pass reduces gradients: accelerate is told so, and the Trainer hears it, or a loop has no accelerate."""
     said = f"{given.data.get('accelerator_config')} sync_each_batch {given.usual.get('sync_each_batch')}"
-    return bool(given.usual.get("shards_itself")) or re.search(r"sync_each_batch\W+True", said) is not None
+    told = re.search(r"sync_each_batch\W+True", said) is not None
+    deaf = newer(given.path, "transformers", DEAF[0]) is True and newer(given.path, "transformers", DEAF[1]) is False
+    return bool(given.usual.get("shards_itself")) or (told and (not deaf or bool(given.usual.get("accelerate_loop"))))

@@ -60,7 +60,7 @@ ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?|freeze_(moe_)?(gate|router)s?"
 QUIET = re.compile(
     r"(.*\.)?(output_dir|overwrite_output_dir|logging_\w+|save_\w+|eval\w*|do_\w+|report_to|run_name|seed|data_seed|learning_rate"
     r"|lr_.*|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset.*"
-    r"|dataloader_\w+|ddp_timeout|ddp_find_unused_parameters|remove_unused_columns|resume_from_checkpoint|trust_remote_code"
+    r"|dataloader_\w+|ddp_timeout|sync_each_batch|ddp_find_unused_parameters|remove_unused_columns|resume_from_checkpoint|trust_remote_code"
     r"|chat_template\w*|model_revision|per_device_eval_batch_size|disable_tqdm|load_best_model_at_end|metric_for_best_model"
     r"|greater_is_better|group_by_length|tf32|special_tokens.*|preprocessing_num_workers|plot_loss|max_samples|template|system"
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
