@@ -1,5 +1,6 @@
 """Recipes of NeMo AutoModel: words that decide memory, variables of the environment, commands that start one."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,12 @@ def test_commands(tmp_path: Path, command: str) -> None:
     written(tmp_path, RECIPE.format(**USUAL), "a.yaml")
     found = read(written(tmp_path, f"#!/bin/bash\n{command}\n", "job.sh"), None, Given())
     assert found.num_gpus == 8 and found.fields.items() >= {"tp": 2, "dp": 4, "micro_batch_size": 4, "num_microbatches": 4}.items()
+
+
+@pytest.mark.parametrize("policy", ["{_target_: [1]}", "{pin_memory: {a: 1}}"])
+def test_a_policy_of_odd_types_ends_in_no_traceback(tmp_path: Path, policy: str) -> None:
+    text = "model: {pretrained_model_name_or_path: meta-llama/Llama-3.1-8B}\n"
+    text += "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\n"
+    file = written(tmp_path, f"{text}distributed: {{strategy: fsdp2, offload_policy: {policy}}}\n", "recipe.yaml")
+    with contextlib.suppress(PlannerError):
+        read(file, "automodel", Given(num_gpus=8, sequence_length=2048))

@@ -96,9 +96,11 @@ def test_a_notebook_that_imports_load_cfg_is_read_without_a_name(tmp_path: Path)
 
 def test_kernels_of_liger_in_layers_that_keep_all_have_a_note(tmp_path: Path) -> None:
     text = LLAMA + LIGER + "liger_rms_norm: true\n"
-    assert _says(_read(tmp_path, text), "liger_rms_norm: norms and SwiGLU are priced as those of torch")
-    assert not _says(_read(tmp_path, text + "gradient_checkpointing: true\n"), "SwiGLU")
-    assert not _says(_read(tmp_path, LLAMA + "liger_rms_norm: false\n"), "SwiGLU")
+    assert _says(_read(tmp_path, text), "Liger's norms: priced as those of torch")
+    assert _says(_read(tmp_path, text + "liger_glu_activation: true\n"), "Liger's norms and SwiGLU: priced as those of torch")
+    assert not _says(_read(tmp_path, text + "gradient_checkpointing: true\n"), "Liger's norms")
+    for more in ("liger_rms_norm: false\n", "liger_rms_norm: true\n"):  # off, and without the plugin
+        assert not _says(_read(tmp_path, LLAMA + more), "Liger's norms")
 
 
 def test_a_sweep_has_a_note(tmp_path: Path) -> None:

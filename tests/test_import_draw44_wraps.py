@@ -158,3 +158,37 @@ def test_a_program_with_the_name_of_llama_factorys_is_read_by_what_it_builds(tmp
     command = f"deepspeed --include=localhost:0 {program} --data_path train.json --deepspeed zero2 --model_max_length 2048"
     found = _run(tmp_path, WHOLE, f"{command} --per_device_train_batch_size 2 --fp16 True", program)
     assert (found.fields["micro_batch_size"], found.sequence_length, found.precision, found.questions) == (2, 2048, "fp16", ())
+
+
+def test_a_model_that_an_unknown_function_takes_may_have_adapters(tmp_path: Path) -> None:
+    """The words of the command stay, where the helper is not there."""
+    program = """
+import argparse
+from helpers import build
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--use_lora", type=bool, default=False)
+    parser.add_argument("--lora_r", type=int, default=8)
+    a = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype="bfloat16")
+    model = build(model, a)
+    args = TrainingArguments(output_dir="o", per_device_train_batch_size=2, bf16=True)
+    Trainer(model=model, args=args).train()
+
+main()
+"""
+    (tmp_path / "train.py").write_text(program)
+    line = "torchrun --nproc_per_node 8 train.py --use_lora true --lora_r 16\n"
+    found = read(written(tmp_path, line, "run.sh"), None, Given(sequence_length=2048, settings={"fsdp": "no_shard"}))
+    assert found.lora_rank == 16
+
+
+@pytest.mark.parametrize("number", [".inf", ".nan", "1.0e+999", "-5"])
+def test_buckets_of_odd_sizes_end_in_no_traceback(tmp_path: Path, number: str) -> None:
+    """Numbers that are none; the name of a person is no encoder."""
+    text = "model_name_or_path: me/robert-7b-sft\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\nbf16: true\n"
+    text += f"deepspeed: {{zero_optimization: {{stage: 2, reduce_bucket_size: {number}}}}}\n"
+    found = read(written(tmp_path, text, "sft.yaml"), "llama-factory", Given(num_gpus=8, model="qwen2.5-7b"))
+    assert found.fields["zero"] == 2

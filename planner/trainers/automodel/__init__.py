@@ -13,6 +13,7 @@ SOURCE = (
 NO_WORD = ("mxfp8",)
 FORM = (
     "yaml yml sh",
-    r"_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:|\bautomodel +((finetune|pretrain|benchmark) +llm\b|\S+\.ya?ml\b)"
-    r"|nemo_automodel[./](cli[./]app|recipes[./]llm)|\bexamples/llm\w*/\w+\.py +(--config|-c)\b",
+    r"_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:|^[^#\n]*\bautomodel +((finetune|pretrain|benchmark) +llm\b|\S+\.ya?ml\b)"
+    r"|nemo_automodel[./](cli[./]app|recipes[./]llm)"
+    r"|\bexamples/llm_(finetune|pretrain|benchmark)/(finetune|pretrain|train_ft|benchmark)\.py +(--config|-c)\b",
 )

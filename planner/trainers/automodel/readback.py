@@ -34,8 +34,8 @@ FP8 = {
 
 
 EAGER = (
-    "Liger's kernels, which transformers' layers have otherwise, are off with tp or cp above 1 and without use_liger_kernel: norms "
-    "keep 4 bytes more of a token and hidden unit each, SwiGLU 2 of each unit over tp"
+    "Liger's kernels, which layers of transformers have otherwise, are off with tp or cp above 1, and without use_liger_kernel: "
+    "memory comes out too low by 4 bytes for each token and hidden element of a norm, and 2 for each of SwiGLU"
 )
 """[_transformers/kernel_patches.py, _apply_preload_overrides]"""
 BY_PARTS = (
@@ -150,7 +150,7 @@ def _degrees(split: Settings, pipe: Settings, model: ModelSpec | None, strategy:
         "tp": tp, "cp": cp, "pp": pp, "ep": ep, "zero": 0 if strategy == "ddp" else 2 if gathered else 3,
         "sequence_parallel": int(split.flag("sequence_parallel") and tp > 1),
         "recompute": int(Recompute.FULL if mode in ("true", "full") else Recompute.NONE),
-        "offload_parameters": int(bool({split.section("offload_policy").get(one) for one in ("_target_", "pin_memory")} - {None})),
+        "offload_parameters": int(any(split.section("offload_policy").get(one) is not None for one in ("_target_", "pin_memory"))),
     }  # fmt: skip
     if cp > 1:
         fields["cp_method"] = int(CpMethod.RING)

@@ -16,7 +16,7 @@ from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.shell.text import gap, is_open
 
 PROGRAM = r"(\S*/)?automodel|nemo_automodel\.(cli\.app|recipes\.\S+)|(\S*/)?(finetune|pretrain|train_ft|benchmark|app)\.py"
-_VARIABLE = re.compile(r"\$\{\s*(?:oc\.env:)?\s*([\w.]+)\s*(?:,([^}]*))?\}|\$([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"\$\{\s*(?:oc\.env:\s*)?([\w.]+)\s*(?:,([^${}]*))?\}|\$([A-Za-z_]\w*)")
 """${NAME}, ${NAME,default}, ${oc.env:NAME,default} and $NAME."""
 
 

@@ -16,5 +16,5 @@ NO_WORD = ("muon", "fp8")
 FORM = (
     "sh bash slurm sbatch txt yaml yml json",
     r"\b(swift|megatron)\s+(sft|pt|rlhf|dpo)\b|swift[/.]cli[/.](sft|rlhf|pt|main)\b|^tuner_type\s*:|^train_type\s*:"
-    r"|^\s*\"(tuner|train)_type\"\s*:|\bllm_(sft|pt|dpo|rlhf)\.py\b(?s:.{0,4000})--(sft_type|model_type|model_id_or_path)\b",
+    r"|^[ \t]*\"(tuner|train)_type\"\s*:|\bllm_(sft|pt|dpo|rlhf)\.py\b(?s:.{0,4000})--(sft_type|model_type|model_id_or_path)\b",
 )

@@ -98,7 +98,8 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
         found.append(WIDE)
     if pairs and given.flag("use_liger_kernel") and not given.flag("use_liger_loss"):
         found += [IN_PAIRS] * (newer(given.path, "trl", LIGER_PAIRS) is None)
-    if pairs and newer(given.path, "trl", BY_ROWS) is None and not fuses(given, objective):
+    passed = given.flag("precompute_ref_log_probs")
+    if pairs and newer(given.path, "trl", BY_ROWS) is None and not (passed or fuses(given, objective)):
         found.append(BY_WHOLE)
     template = str(given.get("chat_template_path") or "x.jinja")
     if adapters and not template.endswith((".jinja", ".j2")) and "lm_head" not in str(given.get("lora_modules_to_save")):

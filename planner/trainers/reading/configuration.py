@@ -88,7 +88,6 @@ NEEDED = {
 """What a plan cannot be without, and the flag that says it."""
 
 
-
 def reduced_last(job: Reading, by_trainer: bool = True) -> Reading:
     """The reading of FSDP under no_sync, where the trainer runs it so: gradients stay whole on every rank until the last microbatch
     of a step, where there are several; those of adapters alone are small."""

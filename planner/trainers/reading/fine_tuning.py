@@ -140,7 +140,7 @@ def reading(job: FineTuning) -> Reading:
     mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.upcasts and job.precision != "fp32")
     half = job.half_weights and not mixed and not job.lora_rank
     precision, low = _precision(job.precision, half, trainer)
-    if job.model and ENCODERS.search(job.model.lower()):
+    if job.model and ENCODERS.search(job.model.lower().rstrip("/").rpartition("/")[2]):
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     spec = base_weights.spec_of(job.given, model)

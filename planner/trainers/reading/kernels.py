@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner import library
-from planner.errors import shown
+from planner.errors import listed, shown
 from planner.hugging_face import table
 from planner.model import ModelSpec
 from planner.trainer import load_trainer
@@ -162,8 +162,9 @@ def class_of(name: str) -> Mapping[str, str]:
 
 def bare(name: str) -> str:
     """A name in small letters, without the owner of a repository."""
-    owner, _, rest = name.lower().partition("/")
-    return rest if owner.strip(".~") and rest and "/" not in rest else name.lower()
+    name = name[-200:].lower()
+    owner, _, rest = name.partition("/")
+    return rest if owner.strip(".~") and rest and "/" not in rest else name
 
 
 def patched(name: str) -> bool | None:
@@ -215,11 +216,14 @@ def with_liger(
 def of_layers(given: Settings, known: ModelSpec | None, tokens: float) -> tuple[str, ...]:
     """Note about Liger's norms and SwiGLU in layers that keep all: they save 2 of 6 bytes of what a norm is given and compute the
     activation again; ``tokens`` of a forward pass.  [Liger-Kernel, ops/rms_norm.py, ops/swiglu.py]"""
-    spec, on = spec_of(given, known), next((one for one in (*SWITCHES[:3], *OF_LAYERS) if given.flag(one)), "")
-    if not on or spec is None or spec.is_moe:
+    spec, whole = spec_of(given, known), any(given.flag(one) for one in (*SWITCHES[:3], OF_LAYERS[3]))
+    plugin = "liger" in str(given.get("plugins", "")).lower()  # of axolotl, without which its switches count for nothing
+    norms, activation = (whole or (plugin and any(given.flag(one) for one in some)) for some in (OF_LAYERS[:1], OF_LAYERS[1:3]))
+    if not (norms or activation) or spec is None or spec.is_moe:
         return ()
-    more = tokens * spec.num_layers * (8.0 * spec.hidden_size + (2.0 * spec.ffn_size if spec.gated else 0.0)) / GIB
-    what = f"{on}: norms and SwiGLU are priced as those of torch: memory comes out too high by up to {more:.1f} GiB"
+    more = tokens * spec.num_layers * (8.0 * spec.hidden_size * norms + 2.0 * spec.ffn_size * (activation and spec.gated)) / GIB
+    of = listed(["norms"] * norms + ["SwiGLU"] * activation, "and")
+    what = f"Liger's {of}: priced as those of torch, memory comes out too high by up to {more:.1f} GiB"
     return (what,) * (more >= 0.1)
 
 

@@ -13,7 +13,7 @@ from planner.units import GIB, GIGA
 TOWERS = {"gemma-3-4b": 0.42, "gemma-3-12b": 0.42, "gemma-3-27b": 0.42}
 """Presets of text alone whose uploads have an image encoder -> billions of weights that it has.  [config.json of the uploads]"""
 ENCODERS = re.compile(
-    r"(^|[/_-])([a-z]*(roberta|berta?)|multilingual-e5)(-|$)|(^|/)(electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5|codet5"
+    r"(^|[/_-])((distil|xlm-|al|de|big|camem|mobile|modern|neo|sci|bio|fin|legal|tiny|clinical|pho)?(roberta|berta?)|multilingual-e5)(-|$)|(^|/)(electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5|codet5"
     r"|longformer|led|bge|e5(?!-mistral)|gte|whisper|all-minilm)-|(^|/)flan-ul2$"
 )
 """Names of models that are no decoders of text."""

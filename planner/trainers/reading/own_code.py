@@ -116,10 +116,25 @@ def _has_own_names(data: Mapping[str, Any]) -> bool:
 
 
 def _trains_all(program: Program) -> bool:
-    """Whether a program that builds its trainer and loads its model makes no adapters, whatever words it takes for them."""
+    """Whether a program that builds its trainer and loads its model makes no adapters, whatever words it takes for them, nor hands
+    the model to a function that is not there, which may."""
     loads = model_loads(program)
     makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
-    return bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
+    trains = bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
+    return trains and not any(_is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
+
+
+WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
+"""Functions of libraries that give a model back as it was trained before."""
+
+
+def _is_handed_on(program: Program, put: ast.Assign) -> bool:
+    """Whether a model is what a function makes of it that is neither in the project nor known."""
+    held, made = put.targets[0], put.value
+    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
+        return False
+    name = last_name(made.func)
+    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
 
 
 def _without_classes(tree: ast.Module) -> str:

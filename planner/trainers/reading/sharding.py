@@ -149,7 +149,8 @@ def _buffers(zero: Settings, stage: int) -> int:
     no weight.  [runtime/zero/stage_1_and_2.py: setup_buckets; stage3.py: __ipg_bucket_flat_buffer; transformers,
     integrations/deepspeed.py: trainer_config_finalize]"""
     said = zero.get("reduce_bucket_size", BUCKET)
-    if not stage or not isinstance(said, int | float) or (stage < 3 and zero.get("contiguous_gradients") is False):
+    known = isinstance(said, int | float) and 0 <= said < 1e15
+    if not stage or not known or (stage < 3 and zero.get("contiguous_gradients") is False):
         return 0
     return int(said) * (2 if stage < 3 and zero.get("overlap_comm") is True else 1)
 
