@@ -46,7 +46,7 @@ PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed", "
 STATE_TYPE = r"(optim(izer)?_)?states?_dtype"
 """The type of optimizer states, by its name in forks."""
 OLD_FLOAT8 = (
-    " is no word of the version that has [parallelism] or model.converters: it drops it; without a converter no layer is in float8"
+    " is no word of the version that has [parallelism] or model.converters: no layer is in float8 without a converter"
 )
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",

@@ -128,15 +128,13 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     older = _of_older_words(given.get("training", {}), training)
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = pipeline(path, parallel, pp, spec)
-    passed = _passes(path, parallel, training, schedule, (pp, micro, batch // dp))
+    passed = (*older, *_passes(path, parallel, training, schedule, (pp, micro, batch // dp)))
     loads, room = loads_of(given, {**other, **parallel}, spec, ep)
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
     if kept not in ("always", "never"):
-        raise PlannerError(
-            f"{path}: parallelism.fsdp_reshard_after_forward is {shown(kept)}; a plan knows default, always, never"
-        )
+        raise PlannerError(f"{path}: parallelism.fsdp_reshard_after_forward is {shown(kept)}; a plan knows default, always, never")
     whole = _replicas(path, other, (replicate, dp // replicate), (tp, cp, pp))
     level = 0 if whole else 3 if kept == "always" else 2
     precision, cast = cast_of(path, _precision(path, training, other), other, (tp * pp, cp * ep, dp), replicate)
@@ -154,8 +152,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         sequence_length=length, model_name=str(other.get("called") or ""), model=spec_of(other) if said.model is None else None,
         precision=precision, optimizer=_optimizer(path, other), unread=tuple(unread),
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(path, training, other),
-        notes=(*other.get("notes", ()), *older, *products, *passed, *room, *cast,
-               *_beside(parallel, training, other, spec, unread)),
+        notes=(*other.get("notes", ()), *products, *passed, *room, *cast, *_beside(parallel, training, other, spec, unread)),
     )  # fmt: skip
 
 
