@@ -6,6 +6,7 @@ import pytest
 from import_files import written
 from test_import_olmo_core import SCRIPT, USUAL
 
+from planner.errors import PlannerError
 from planner.layout import Recompute, Schedule
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
@@ -150,3 +151,47 @@ def test_a_loss_of_olmo_core_that_holds_no_logits(tmp_path: Path) -> None:
     fused = "loss = LMLossImplementation.fused_linear"
     notes = _read(tmp_path, SCRIPT.format(**{**USUAL, "model": model, "before": fused}), "train.py").notes
     assert any("fused_linear holds no logits: 4 bytes less" in one for one in notes)
+
+
+@pytest.mark.parametrize("script", [
+    "CONFIG=configs/7b.yaml bash run_train.sh\n", "export CONFIG=llama7b; export MODULE=gcc\nsrun bash scripts/run_train.sh\n",
+    "CONFIG_FILE=ds.yaml ./run_train.sh\n", "MODULE=llama3 CONFIG=configs/7b.yaml bash run_train.sh\n",
+])  # fmt: skip
+def test_a_script_of_its_name_alone_is_not_torchtitans(tmp_path: Path, script: str) -> None:
+    with pytest.raises(PlannerError) as caught:
+        _read(tmp_path, script, "run.sh", Given())
+    assert "config_registry" not in str(caught.value) and "config_file" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("words", "sizes"), [
+    ("local_batch_size=2, seq_len=2048, max_context_length=4096", (2048, 2)),
+    ("local_batch_size=2, max_context_length=4096", (2048, 2)), ("max_context_length=4096", (4096, 4)),
+])  # fmt: skip
+def test_a_length_beside_the_words_of_versions_without_it(tmp_path: Path, words: str, sizes: tuple[int, int]) -> None:
+    module = REGISTRY.format(chunks="").replace("local_batch_size=1, seq_len=8192", words)
+    found = _read(tmp_path, module, "llama3/config_registry.py")
+    assert (found.sequence_length, found.fields["micro_batch_size"]) == sizes
+    said = "max_context_length 4096 is no word of the version that has local_batch_size"
+    assert any(said in one for one in found.notes) is ("local" in words)
+
+
+def test_a_length_of_no_tokens_is_refused(tmp_path: Path) -> None:
+    module = REGISTRY.format(chunks="").replace("local_batch_size=1, seq_len=8192", "max_context_length=0")
+    with pytest.raises(PlannerError, match=r"training\.max_context_length"):
+        _read(tmp_path, module, "llama3/config_registry.py")
+
+
+def test_components_are_those_of_the_keyword(tmp_path: Path) -> None:
+    for words, said in (
+        ("enable=True, backend=\"enable=True components=['loss']\"", False), ("components=['loss'], enable=True", True),
+    ):  # fmt: skip
+        compiled = f"compile=CompileConfig({words}),\n        parallelism="
+        found = _read(tmp_path, REGISTRY.format(chunks="").replace("parallelism=", compiled), "llama3/config_registry.py")
+        assert any("10 bytes less" in one for one in found.notes) is said
+
+
+@pytest.mark.parametrize("word", ["fp8_linear", "enable_float8_linear"])
+def test_the_note_on_float8_names_the_word_of_the_file(tmp_path: Path, word: str) -> None:
+    value = '"dynamic"' if word == "fp8_linear" else "true"
+    found = _read(tmp_path, f"{TOML}[training]\n{word} = {value}\n[parallelism]\n")
+    assert found.precision == "bf16" and any(one.startswith(f"{word} is no word of the version") for one in found.notes)

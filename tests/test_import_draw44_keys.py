@@ -1,5 +1,6 @@
 """Keys of forks whose value is a number or a switch, of torchtitan and of Megatron-LM, and rows that a vocabulary is padded by."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,10 @@ def test_experts_that_layers_share_are_asked_about_with_what_a_plan_has(tmp_path
     high = "experts are priced in every layer, and memory comes out too high"
     assert f"without --moe-expert-pool-mode 'deep', as said: {high}" in notes
     assert "without --moe-own-routing True, as said" in notes
+
+
+def test_a_long_text_of_a_policy_is_searched_in_no_time(tmp_path: Path) -> None:
+    written(tmp_path, "mm_count" * 16000, "torchtitan/distributed/activation_checkpoint.py")
+    began = time.monotonic()
+    _titan(tmp_path, "")
+    assert time.monotonic() - began < 4  # with an end of any length after each place it grows by the square

@@ -140,6 +140,7 @@ def test_what_the_pipeline_engine_of_deepspeed_takes(tmp_path: Path, more: str, 
     found = _megatron(tmp_path, f"--deepspeed --zero-stage 1 {more}", pp=4)
     assert (found.fields["recompute"], found.fields["vpp"]) == (recompute, vpp)
     assert _says(found, "not taken by DeepSpeed's pipeline engine") == ("checkpoint" not in more)
+    assert _says(found, "so no layer is recomputed; --recompute-method uniform or") == ("block" in more)
 
 
 @pytest.mark.parametrize("program", [True, False])

@@ -67,3 +67,13 @@ def test_a_batch_of_nemo_rl_that_does_not_divide_is_asked_for(tmp_path: Path) ->
     text = SFT.replace("NATIVE", "true").replace("CORE_MORE", "").replace("CORE", "false").replace("MORE", "").replace("EXTRA", "")
     found = read(written(tmp_path, text.replace("batch_size: 32", "batch_size: 9"), "sft.yaml"), None, Given())
     assert "num_microbatches" not in found.fields and asked_for(found) == ["--global-batch-size B"]
+
+
+def test_the_first_worker_is_not_taken_beside_words_of_later_versions(tmp_path: Path) -> None:
+    text = NEMO_RL + "  dtensor_cfg: {enabled: false, tensor_parallel_size: 2%s}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
+    path = written(tmp_path, text % ", _v2: true", "sft.yaml")
+    asked = read(path, None, Given()).questions
+    assert [one.name for one in asked] == ["policy.dtensor_cfg.enabled"] and "NeMo-RL with _v2 does not start" in asked[0].about
+    assert read(path, None, Given(settings={"policy.dtensor_cfg.enabled": "true"})).fields["tp"] == 2
+    first = read(written(tmp_path, text % "", "sft.yaml"), None, Given())
+    assert first.fields["tp"] == 1 and any("until 0.2" in one for one in first.notes)

@@ -30,7 +30,7 @@ OWN_WORDS = re.compile(r".*(expert|moe|(^|_)(ep|edp)(_|$)|pft|gating|router).*")
 """Arguments of forks that say how experts run."""
 PIPE = re.compile(r"LayerSpec\(\s*ParallelTransformerLayerPipe\b((?:(?!LayerSpec\().){0,2000})", re.DOTALL)
 """What the pipeline engine builds a layer from.  [megatron/model/gpt_model.py, GPTModelPipe]"""
-SINCE_2024 = re.compile(
+HANDS_EXPERTS_ON = re.compile(
     r"(disable_)?moe_top2_2nd.*|moe_(num_)?capacity_bins.*|use_torch_compile.*|use_fused_sdpa.*|cache_fp8.*|verify_checkpoint.*|hpu_.*|fp8_e5m2"
 )
 """Arguments of Megatron-DeepSpeed since March 2024, and of Habana's, whose pipeline hands experts on.  [gpt_model.py, #373]"""
@@ -71,9 +71,11 @@ def of_pipeline_engine(found: Arguments) -> None:
     if found.get("recompute_granularity") == "full" and found.get("recompute_method") != "uniform":
         lost.append("recompute_granularity")
     for one in lost:
-        found.notes.append(f"{found.spelled(one)} {found.pop(one)}: not taken by DeepSpeed's pipeline engine, nor by the plan")
+        what = f"{found.spelled(one)} {found.pop(one)}: not taken by DeepSpeed's pipeline engine, nor by the plan"
+        found.notes.append(f"{what}{UNIFORM if one == 'recompute_granularity' else ''}")
 
 
+UNIFORM = ", so no layer is recomputed; --recompute-method uniform or --checkpoint-activations does it"
 VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
 
 
@@ -140,7 +142,7 @@ def _in_dense_pipeline(found: Arguments) -> bool:
         return False
     places = (_program(found).parent / "megatron/model/gpt_model.py", Path("megatron/model/gpt_model.py"))
     file = next((one for place in places if (one := beside(Path(found.where), str(place), (".py",)))), None)
-    if file is None and any(SINCE_2024.fullmatch(one) for one in found):
+    if file is None and any(HANDS_EXPERTS_ON.fullmatch(one) for one in found):
         return False
     built = PIPE.findall(read_text(file)) if file is not None else []
     return not any("num_experts" in one for one in built)

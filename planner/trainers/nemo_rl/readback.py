@@ -33,6 +33,11 @@ READ_HERE = re.compile(
 
 
 FIRST = "dtensor_cfg.enabled is false: FSDP of a whole model, as NeMo-RL until 0.2 takes then; later ones refuse it"
+OF_FIRST = (
+    "enabled", "cpu_offload", "sequence_parallel", "activation_checkpointing", "tensor_parallel_size", "context_parallel_size",
+    "custom_parallel_plan",
+)
+"""Words of dtensor_cfg as long as the first worker was there, until 2025-07."""
 PROGRAM = r"\S*run_(?:sft|dpo|grpo|distillation)\w*\.py"
 USUAL = {
     "run_sft.py": "sft.yaml", "run_dpo.py": "dpo.yaml", **dict.fromkeys(("run_grpo.py", "run_grpo_math.py"), "grpo_math_1B.yaml"),
@@ -73,7 +78,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     core = policy.section("megatron_cfg")
     native = not core.flag("enabled")
     first = native and not policy.section("dtensor_cfg").flag("enabled", True)
-    fields = _first(policy) if first else _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
+    fields = _first(policy) if first else _native(policy.section("dtensor_cfg")) if native else _megatron(core)
     if given.get("rm") is not None:
         raise PlannerError(f"{given.path}: training of a reward model is not modelled; SFT, DPO and policies are")
     gpus = num_gpus or (cluster.size("gpus_per_node") * cluster.size("num_nodes") if cluster.data else None)
@@ -226,6 +231,9 @@ def _left(cluster: Settings, own: Settings, each: object) -> int:
 
 def _first(policy: Settings) -> dict[str, int]:
     """Fields of Layout under the first worker, over FSDP1.  [nemo_rl 0.2, models/policy/fsdp1_policy_worker.py]"""
+    if (later := next((one for one in policy.section("dtensor_cfg").data if one not in OF_FIRST), None)) is not None:
+        about = f"it is false, megatron_cfg is not enabled, and NeMo-RL with {shown_text(later)} does not start without either"
+        policy.ask(Question(name="policy.dtensor_cfg.enabled", about=about, choices=("true",)))
     again, host = policy.flag("activation_checkpointing_enabled"), policy.flag("fsdp_offload_enabled")
     return {
         "tp": 1, "cp": 1, "ep": 1, "pp": 1, "zero": 3, "sequence_parallel": 0, "offload_parameters": int(host),
@@ -233,7 +241,7 @@ def _first(policy: Settings) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _native(part: Settings, model: ModelSpec | None) -> dict[str, int]:
+def _native(part: Settings) -> dict[str, int]:
     """Fields of Layout under FSDP2 of torch, with which NeMo-RL always keeps fp32 weights."""
     tp, cp, ep = (part.size(f"{name}_parallel_size") for name in ("tensor", "context", "expert"))
     return {

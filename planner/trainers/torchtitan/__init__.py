@@ -13,6 +13,7 @@ FORM = (
     "py toml json any",
     r"(?<!parallelism_config import )(?<!accelerate import )(?<!=)ParallelismConfig"  # those are of accelerate
     r"|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan[./]train(er)?\b|data_parallel_(shard_)?degree"
-    r"|(?s:\b(CONFIG_FILE=[^\n]{0,300}\.toml|MODULE=\w).{0,4000}\brun_(llama_)?train\.sh\b)",
+    r"|(?s:\b(CONFIG_FILE=[^\n]{0,300}\.toml|MODULE=[\"']?([\w.]{1,60}\.)?(llama[34]|deepseek_v3|qwen3|gpt_oss|kimi_k2"
+    r"|muse_glimmer|transformers_mod)).{0,4000}\brun_(llama_)?train\.sh\b)",
 )
 NO_WORD = ("fp8_row",)

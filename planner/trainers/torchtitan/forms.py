@@ -46,8 +46,7 @@ PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed", "
 STATE_TYPE = r"(optim(izer)?_)?states?_dtype"
 """The type of optimizer states, by its name in forks."""
 OLD_FLOAT8 = (
-    "enable_float8_linear is no word of the version that has [parallelism] or model.converters: it drops it, and no layer is in "
-    "float8 without a converter"
+    " is no word of the version that has [parallelism] or model.converters: no layer is in float8 without a converter"
 )
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
@@ -235,12 +234,13 @@ def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any]
     converters = [
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
-    old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
-    old |= str(_table(data, "training").get("fp8_linear", "")).lower() not in ("", "false")  # until 2024-07
+    old = "enable_float8_linear" * any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
+    if str(_table(data, "training").get("fp8_linear", "")).lower() not in ("", "false"):  # until 2024-07
+        old = "fp8_linear"
     if old and ("parallelism" in data or "converters" in model):  # a month after converters took its place, in 2025-02
-        old = False
         if not converters:
-            notes.append(OLD_FLOAT8)
+            notes.append(f"{old}{OLD_FLOAT8}")
+        old = ""
     low = require_converters(path, converters, {one: _table(data, one) for one in ("float8", "mx", "quantize")})
     notes += [one for one in low if one not in notes]
     quantised = {**_table(_table(data, "quantize"), "dense"), **_table(_table(data, "quantize"), "linear")}

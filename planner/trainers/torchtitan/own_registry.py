@@ -66,7 +66,7 @@ def products_of(path: Path, table: Mapping[str, Any]) -> dict[str, int]:
     key -> n, 0 = it drops none."""
     places = ("torchtitan/distributed/activation_checkpoint.py", "torchtitan/models/llama3/infra/parallelize.py")
     files = [file for one in places if (file := beside(path, one, (".py",))) is not None]
-    keys = {key for one in files for key in re.findall(r"mm_count\w*\]?\s*%\s*(?:\w+\.)+(\w+)\s*==\s*0", read_text(one))}
+    keys = {key for one in files for key in re.findall(r"mm_count\w{0,40}\]?\s*%\s*(?:\w+\.)+(\w+)\s*==\s*0", read_text(one))}
     return {key: n for key in keys if (n := table.get(key)) is not None and type(n) is int and n >= 0}
 
 

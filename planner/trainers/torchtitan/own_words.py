@@ -59,7 +59,7 @@ def _on(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, of which 0 may be "never" and is no switch that is off."""
-    return not isinstance(value, bool) and re.fullmatch(r"-?[\d.]+(e-?\d+)?", str(value)) is not None
+    return not isinstance(value, bool) and re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", str(value)) is not None
 
 
 def of_foreign_tables(data: Mapping[str, Any], names: list[str], said: Given | None = None) -> tuple[list[Question], list[str]]:

@@ -164,8 +164,9 @@ class _Module:
                 self.foreign(given, found)
             if "compile" in given:
                 found["other"]["compile"] = self.compiles(given["compile"], node)
-                parts = re.search(r"enable=True.*components=\[([^\]]*)\]", ast.unparse(given["compile"]))
-                found["other"]["notes"] += of_components(re.findall(r"\w+", parts[1])) if parts else []
+                words = {one.arg: ast.unparse(one.value) for one in getattr(given["compile"], "keywords", ())}
+                parts = words.get("components", "") if words.get("enable") == "True" else ""
+                found["other"]["notes"] += of_components(re.findall(r"\w+", parts)) if parts.startswith("[") else []
             self.async_tensor_parallel(function, given, found)
             if function.endswith(ADAPTERS):
                 said = {name: node for name, node in given.items() if name in ("rank", "target_modules")}

@@ -125,17 +125,16 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     if shard == -1:
         shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
+    older = _of_older_words(given.get("training", {}), training)
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = pipeline(path, parallel, pp, spec)
-    passed = _passes(path, parallel, training, schedule, (pp, micro, batch // dp))
+    passed = (*older, *_passes(path, parallel, training, schedule, (pp, micro, batch // dp)))
     loads, room = loads_of(given, {**other, **parallel}, spec, ep)
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
     if kept not in ("always", "never"):
-        raise PlannerError(
-            f"{path}: parallelism.fsdp_reshard_after_forward is {shown(kept)}; a plan knows default, always, never"
-        )
+        raise PlannerError(f"{path}: parallelism.fsdp_reshard_after_forward is {shown(kept)}; a plan knows default, always, never")
     whole = _replicas(path, other, (replicate, dp // replicate), (tp, cp, pp))
     level = 0 if whole else 3 if kept == "always" else 2
     precision, cast = cast_of(path, _precision(path, training, other), other, (tp * pp, cp * ep, dp), replicate)
@@ -263,6 +262,16 @@ def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool)
     return spell(f"torchtitan{version}", {name: value for name, value in said.items() if value})
 
 
+def _of_older_words(told: Mapping[str, Any], training: dict[str, Any]) -> tuple[str, ...]:
+    """Leaves max_context_length out where the file counts in sequences, as versions do that do not have it; a note says so."""
+    length, sizes = training["max_context_length"], [one for one in ("local_batch_size", "seq_len") if one in told]
+    if length is None or not sizes or any(one.startswith("num_tokens_") for one in told):
+        return ()
+    training["max_context_length"] = None
+    what = f"training.max_context_length {shown(length)} is no word of the version that has {' and '.join(sizes)}"
+    return (f"{what}: it counts for nothing, and a sequence is {shown(training['seq_len'])} tokens (seq_len)",)
+
+
 def _batch(
     path: Path, parallel: Mapping[str, Any], training: Mapping[str, Any], said: Given, *, pp: int, dp: int
 ) -> tuple[int, int, int]:
@@ -272,7 +281,8 @@ def _batch(
         tokens = whole_number(
             16384 if tokens is None else tokens, f"{path}: training.num_tokens_per_microbatch_per_dp_rank"
         )
-        length = whole_number(training["max_context_length"] or 2048, f"{path}: training.max_context_length")
+        most = training["max_context_length"]
+        length = whole_number(2048 if most is None else most, f"{path}: training.max_context_length")
         length = min(said.sequence_length or length, tokens)
         micro = quotient(
             tokens, length, f"{path}: training.num_tokens_per_microbatch_per_dp_rank by the sequence of {length} tokens"

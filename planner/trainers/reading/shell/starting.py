@@ -49,13 +49,21 @@ UNKNOWN = {"megatron": r"(sft|pt|rlhf) .*--tensor_model_parallel_size\b", "swift
 """Programs by the words that only they take, where a variable that is not known starts them."""
 
 
+OF_TORCHTITAN = r"([\w.]+\.)?(llama[34]|deepseek_v3|qwen3(_5)?|gpt_oss|kimi_k2_7|muse_glimmer|transformers_modeling_backend)(_\w+)?"
+"""Its modules, which MODULE names; scripts of others have variables of the same names."""
+
+
 def _of_torchtitan(words: list[str], folder: Path | None, went: Path | None, look: Callable[[str], str | None]) -> list[str]:
     """What torchtitan's own run_train.sh starts, where a script calls it by its name and variables and it is not there."""
-    place, file, config = place_of_file(words), look("CONFIG_FILE"), look("CONFIG")
+    place, file, module, config = place_of_file(words), *(look(one) or "" for one in ("CONFIG_FILE", "MODULE", "CONFIG"))
     own = place >= 0 and re.search(r"(^|/)run_(llama_)?train\.sh$", words[place])
+    if not any(one.startswith("--parallelism.") for one in words[place + 1 :]):  # its own flags need no other sign
+        file = file if file.endswith(".toml") else ""
+        known = re.fullmatch(OF_TORCHTITAN, module) and (is_open(config) or re.fullmatch(r"\w+", config))
+        config = config if known else ""
     if not own or not (file or config) or script_near(folder, words[place], went) is not None:
         return words
-    named = ["--job.config_file", file] if file else ["--module", look("MODULE") or "llama3", "--config", config or ""]
+    named = ["--job.config_file", file] if file else ["--module", module or "llama3", "--config", config]
     start = ["torchrun", f"--nproc_per_node={look('NGPU') or 8}", "-m", "torchtitan.train"]
     return [*before_file(words, place), *start, *named, *words[place + 1 :]]
 
