@@ -113,7 +113,7 @@ _OWN = (
 
 
 def _script(path: Path, text: str, said: Given, found: Found) -> None:
-    text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", text, flags=re.MULTILINE)  # cells of notebooks
+    text = re.sub(r"^([ \t]*)[!%](?=[A-Za-z])", r"\1", text, flags=re.MULTILINE)  # cells of notebooks
     script = evaluate(text, str(path), said.settings, path.parent)
     for name in said.settings:
         if re.search(rf"\b{re.escape(name)}\b", text):

@@ -33,7 +33,7 @@ POLICIES = ("activation_checkpointing_policy", "activation_checkpointing")
 
 def is_one(text: str) -> bool:
     """Whether a program is one of Lit-GPT's: its modules, Fabric, and constants that say how much a step takes."""
-    own = re.search(r"^\s*(from|import) lit_?gpt\b", text, re.MULTILINE)
+    own = re.search(r"^[ \t]*(from|import) lit_?gpt\b", text, re.MULTILINE)
     return own is not None and "Fabric(" in text and re.search(r"^gradient_accumulation_\w+ *=", text, re.MULTILINE) is not None
 
 
@@ -42,7 +42,7 @@ def of_program(file: Path, options: Mapping[str, Any], said: Given) -> Reading:
     tree, text = tree_of(file), read_text(file)
     known = _constants(tree, options, said)
     given = Settings(file, known, said=said)
-    if re.search(r"^\s*from lit_?gpt\.(adapter\w*|rmt|quantize) import GPT", text, re.MULTILINE) or "adapter" in file.stem:
+    if re.search(r"^[ \t]*from lit_?gpt\.(adapter\w*|rmt|quantize) import GPT", text, re.MULTILINE) or "adapter" in file.stem:
         raise PlannerError(f"{file}: prompt adapters are not modelled; LoRA, full fine-tuning and pre-training are")
     devices = next((given.number(one) for one in DEVICES if known.get(one) not in (None, "auto")), None)
     nodes = next((given.size(one) for one in NODES if known.get(one) is not None), 1)

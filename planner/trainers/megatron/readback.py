@@ -69,10 +69,10 @@ def parse(text: str, where: str, given: Given | None = None, directory: Path | N
 
 
 def _arguments(text: str, where: str, given: Given, directory: Path | None) -> Arguments:
-    dumped = "--" not in text or re.search(r"^\s*(?:.*?:)?\s*\w+ \.{4,} ", text, re.MULTILINE)
+    dumped = "--" not in text or re.search(r"^(?:[^\n]*:)?[ \t]*\w+ \.{4,} ", text, re.MULTILINE)
     if dumped and (found := of_dump(text, where)):
         return found
-    if re.search(r"^\s*MODEL_ARGS:|^\s*['\"]?--[\w-]+['\"]?:", text, re.MULTILINE):
+    if re.search(r"^[ \t]*MODEL_ARGS:|^[ \t]*['\"]?--[\w-]+['\"]?:", text, re.MULTILINE):
         found = of_mapping(mapping_of(text, where), where, given)
         ask_for_gaps(found, None)
         return found

@@ -178,7 +178,7 @@ def _replaces_layers(found: Arguments) -> bool:
     text = _program_text(found)
     put = re.findall(r"\.(?:self_attention|core_attention|mlp)\s*=\s*ModuleSpec\(\s*module=(\w+)", text)
     put += re.findall(r"\b(?:self_attention|core_attention|mlp)=ModuleSpec\(\s*module=(\w+)", text)
-    theirs = re.findall(r"^\s*from (?:megatron\.core|transformer_engine)[\w.]* import (\([^)]*\)|.*)", text, re.MULTILINE)
+    theirs = re.findall(r"^[ \t]*from (?:megatron\.core|transformer_engine)[\w.]* import (\([^)]*\)|.*)", text, re.MULTILINE)
     return any(not re.search(rf"\b{one}\b", "\n".join(theirs)) for one in put)
 
 

@@ -14,6 +14,6 @@ OPTIONS = ("router_dtype", "gradient_overlap", "gradient_dtype", "loss_fusion", 
 NO_WORD = ("muon", "mxfp8", "nvfp4", "fp8_block", "adam_8bit")
 FORM = (
     "yaml yml sh bash slurm sbatch",
-    r"(?s)^modules:.*^\s+framework:.*^\s+overrides:|\bprimus-cli\b|\bprimus/(cli/main|train)\.py\b"
+    r"(?s)^modules:.*^[ \t]+framework:.*^[ \t]+overrides:|\bprimus-cli\b|\bprimus/(cli/main|train)\.py\b"
     r"|\A(?=.*\bEXP=)(?=.*\brun_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh\b)(?=.*([Pp]rimus|PRIMUS|\bEXP=\S*\.ya?ml))",
 )

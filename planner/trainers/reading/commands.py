@@ -82,7 +82,7 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     """The first command of a script that has a word like ``program``, followed by one like ``mode``; ``modules``: or any that -m
     names. Raises PlannerError when there is none."""
     text = shell_of_cells(path) if path.suffix.lower() == ".ipynb" else read_text(path)
-    text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", text, flags=re.MULTILINE)  # cells of notebooks
+    text = re.sub(r"^([ \t]*)[!%](?=[A-Za-z])", r"\1", text, flags=re.MULTILINE)  # cells of notebooks
     script = evaluate(text, str(path), said.settings, path.parent)
     said.choices.update(script.choices)
     for name in said.settings:

@@ -217,7 +217,7 @@ def _followed(file: Path | None, options: Mapping[str, Any], gpus: int | None) -
     """A program under the options of its command; None where it is not there or is no Python."""
     try:
         text = read_text(file) if file is not None else ""
-        off = [one for one in OFF if re.search(rf"^\s+{one} = ", text, re.MULTILINE) is None]  # no variable of its own
+        off = [one for one in OFF if re.search(rf"^[ \t]+{one} = ", text, re.MULTILINE) is None]  # no variable of its own
         return Program(file, {**dict.fromkeys(off, False), **options}, gpus) if file is not None else None
     except PlannerError:
         return None

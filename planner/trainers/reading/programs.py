@@ -26,7 +26,7 @@ def trainer_kind(script: Path, program: str) -> str:
     'trl' where it is not there."""
     file = program_file(script, program)
     text = read_text(file) if file is not None else "from trl import SFTConfig"
-    if re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) is None:
+    if re.search(r"^[ \t]*(from|import) trl\b", text, re.MULTILINE) is None:
         return "transformers"
     return "trl" if re.search(r"\b(SFTConfig|DPOConfig|ModelConfig|TrlParser)\b", text) else "old trl"
 
@@ -83,7 +83,7 @@ TRAINING = ("transformers", "trl", "peft", "accelerate", "unsloth", "torch", "de
 
 def trains_with(text: str) -> str | None:
     """The library of LIBRARIES that a program imports."""
-    modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.MULTILINE)
+    modules = re.findall(r"^[ \t]*(?:from|import) ([\w.]+)", text, re.MULTILINE)
     return next((name for one, name in LIBRARIES.items() if any(re.match(rf"{one}\b", module) for module in modules)), None)
 
 
@@ -104,7 +104,7 @@ def require_loop(script: Path, program: str) -> None:
     """Raises PlannerError for a program that is there and whose training stands in modules beside it: nothing in it or in its
     command says what is trained."""
     file = program_file(script, program)
-    modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", read_text(file), re.MULTILINE) if file is not None else []
+    modules = re.findall(r"^[ \t]*(?:from|import) ([\w.]+)", read_text(file), re.MULTILINE) if file is not None else []
     if file is None or any(one.partition(".")[0] in TRAINING for one in modules):
         return
     if any(library.is_file(file.parent / f"{one.replace('.', '/')}.py") for one in modules):

@@ -56,7 +56,7 @@ def of_upstream(words: list[str], module: str, config: str, given: Given) -> dic
 def own_loss(path: Path, name: str) -> tuple[str, ...]:
     """Note about a loss that the registry around the configuration gives a family in the place of cross entropy."""
     file = beside(path, f"torchtitan/models/{name}/__init__.py", (".py",)) if re.fullmatch(r"\w{1,60}", name) else None
-    found = re.findall(r"(?m)^\s*build_loss_fn\s*=\s*(\w+)", read_text(file)) if file is not None else []
+    found = re.findall(r"(?m)^[ \t]*build_loss_fn\s*=\s*(\w+)", read_text(file)) if file is not None else []
     odd = [one for one in found if "cross_entropy" not in one and one != "None"]
     return (f"the loss is {odd[0]} of the project; priced as cross entropy after one pass of the model",) if odd else ()
 

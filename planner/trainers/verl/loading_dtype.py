@@ -25,7 +25,7 @@ def loaded(program: Path | None, words: Mapping[str, Any], data: Mapping[str, An
     own = {"model.cast_adapters": bool(CAST.search(text))}
     if found[0].startswith("torch."):
         return _stands(found[0], f"{program.name} loads {found[0]}", words, own) if program else ({}, ())
-    source = re.search(rf"(?m)^\s*{found[0]}\s*=\s*([^\n]*\.get\([^\n]*)", text)
+    source = re.search(rf"(?m)^[ \t]*{found[0]}\s*=\s*([^\n]*\.get\([^\n]*)", text)
     key = re.search(r"config\.model\.get\(\s*[\"'](\w+)[\"']", source[1]) if source else None
     if key is None:
         return own, ()

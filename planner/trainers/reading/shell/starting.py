@@ -248,7 +248,7 @@ def _in_a_folder_beside(folders: Sequence[Path], ends: Sequence[str]) -> Path | 
 
 
 _PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")
-_REMARK = re.compile(r"(?m)^(\s*(?:export +)?\w+=)(<[A-Za-z][^<>'\n]{0,100}\([^<>'\n]{0,100}>)")
+_REMARK = re.compile(r"(?m)^([ \t]*(?:export +)?\w+=)(<[A-Za-z][^<>'\n]{0,100}\([^<>'\n]{0,100}>)")
 """NAME=<Path to the file (e.g. /data/file)>: bash reads no such line, people fill it in."""
 
 
