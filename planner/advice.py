@@ -14,7 +14,7 @@ from planner.hardware import load_hardware
 from planner.keywords import flag_of
 from planner.record import record
 from planner.rules import Job
-from planner.search import Pins, search
+from planner.search import Finding, Pins, search
 
 DOUBLINGS = 6
 """More GPUs are tried up to 64 times the number asked for."""
@@ -72,8 +72,8 @@ def advise(
         found: list[Advice] = []
         for change in changes:
             progress(change[0])
-            one = _try(change, ask, command) if len(found) < most else None
-            found += [one] if one else []
+            made = _try(change, ask)
+            found += [_advice(change, *made, command(**change[1]))] if made else []
             if len(found) == most:
                 break
         return found
@@ -92,24 +92,25 @@ def loss_in_pieces(job: Job) -> str:
 
 
 def _try(
-    change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str], least_rate: float = 0.0
-) -> Advice | None:  # fmt: skip
-    """The best plan of a changed job, or None when it still does not fit, is not possible at all, or cannot reach ``least_rate``
+    change: Change, ask: Callable[[Mapping[str, Any]], Asked], least_rate: float = 0.0
+) -> tuple[Job, Finding] | None:  # fmt: skip
+    """A changed job and its plans, or None when it still does not fit, is not possible at all, or cannot reach ``least_rate``
     tokens/s."""
-    text, flags = change
     try:
-        job, pins = ask(flags)
+        job, pins = ask(change[1])
         within = job.workload.tokens / least_rate if least_rate else math.inf
         finding = search(job, pins, top=1, within=within, only_fitting=True)
     except PlannerError:
         return None
-    if not finding.fit:
-        return None
+    return (job, finding) if finding.fit else None
+
+
+def _advice(change: Change, job: Job, finding: Finding, command: str) -> Advice:
+    """The best plan of a changed job."""
     step = float(finding.estimates[0].step_time[0])
     rate = job.workload.tokens / step
     return Advice(
-        change=text, command=command(**flags), layout=layout_text(finding.layouts[0]), step_time_s=step,
-        tokens_per_second=rate,
+        change=change[0], command=command, layout=layout_text(finding.layouts[0]), step_time_s=step, tokens_per_second=rate,
         usd_per_million_tokens=usd_per_million_tokens(rates_of(job.cluster.hardware), job.cluster.num_gpus, rate),
     )  # fmt: skip
 
@@ -161,7 +162,7 @@ def _leaner(job: Job) -> Iterator[Iterator[Change]]:
     yield _quantised(job)
 
 
-def fewer_gpus(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:
+def fewer_gpus(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked]) -> list[Gain]:
     """The number of GPUs below a job's own that is faster than all of them, where there is one; ``rate``: the job's tokens/s.
 
     Stages, experts and the batch may share out better over fewer: deepseek-v3 with 2,048 sequences per step takes less time on
@@ -172,30 +173,31 @@ def fewer_gpus(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked],
         return []
     near = [n for n in usual_counts(job.cluster.hardware, FEWEST * gpus) if n < gpus]
     what = "fewer GPUs, over which the job shares out better"
-    return _faster([(what, {"gpus": n, "nodes": None, "global_batch_size": batch}) for n in near], rate, ask, command)[:1]
+    return _faster([(what, {"gpus": n, "nodes": None, "global_batch_size": batch}) for n in near], rate, ask)[:1]
 
 
-def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:
+def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked]) -> list[Gain]:
     """Changes that need less memory and so make a job faster whose best plan keeps something on the host or repeats layers to fit;
     ``rate``: its tokens/s.
 
     The base of adapters is quantised where they are trained alone; adapters in place of all weights are another job.
     """
     changes = [one for kind in _leaner(job) for one in kind if job.workload.lora_rank or "lora_rank" not in one[1]]
-    return _faster(changes, rate, ask, command)[:OTHER_GPUS]
+    return _faster(changes, rate, ask)[:OTHER_GPUS]
 
 
-def _faster(
-    changes: Sequence[Change], rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]
-) -> list[Gain]:
+def _faster(changes: Sequence[Change], rate: float, ask: Callable[[Mapping[str, Any]], Asked]) -> list[Gain]:
     """Those of some changes that make more than ``rate`` tokens/s, the fastest first."""
-    found = [(flags, one) for text, flags in changes if (one := _try((text, flags), ask, command, rate / (1.0 - LEAST_GAIN)))]
-    return [
-        Gain(flag=flag_text(flags), what=one.change, gain=1.0 - rate / one.tokens_per_second, step_time_s=one.step_time_s,
-             layout=one.layout)
-        for flags, one in sorted(found, key=lambda pair: -pair[1].tokens_per_second)
-        if rate < (1.0 - LEAST_GAIN) * one.tokens_per_second
-    ]  # fmt: skip
+    least, found = rate / (1.0 - LEAST_GAIN), list[Gain]()
+    for text, flags in changes:
+        if made := _try((text, flags), ask, least):
+            job, finding = made
+            step = float(finding.estimates[0].step_time[0])
+            found.append(
+                Gain(flag=flag_text(flags), what=text, gain=1.0 - rate * step / job.workload.tokens, step_time_s=step,
+                     layout=layout_text(finding.layouts[0]))
+            )  # fmt: skip
+    return sorted((one for one in found if one.gain > LEAST_GAIN), key=lambda one: -one.gain)
 
 
 def flag_text(flags: Mapping[str, Any]) -> str:

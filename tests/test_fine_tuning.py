@@ -279,12 +279,12 @@ def test_what_would_be_faster_than_a_plan_on_the_host() -> None:
         return asked(**{"trainer": "fsdp", "sequence_length": 1024, "lora_rank": 8, **fields}).job, Pins()
 
     job = ask({})[0]
-    found = off_the_host(job, 1.0, ask, lambda **_: "")
+    found = off_the_host(job, 1.0, ask)
     assert [one.gain for one in found] == sorted((one.gain for one in found), reverse=True) and len(found) == 3
     assert {"--lora-rank 8 --frozen-weights nf4", "--option loss=fused_linear"} <= {one.flag for one in found}
-    assert not off_the_host(job, 1e9, ask, lambda **_: "")
+    assert not off_the_host(job, 1e9, ask)
     whole = dataclasses.replace(job, workload=job.workload.replace(lora_rank=0))
-    assert all("--lora-rank" not in one.flag for one in off_the_host(whole, 1.0, ask, lambda **_: ""))
+    assert all("--lora-rank" not in one.flag for one in off_the_host(whole, 1.0, ask))
 
 
 def test_runs_say_that_they_are_of_preference_optimization() -> None:

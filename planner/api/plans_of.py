@@ -53,9 +53,9 @@ def plans_of(
         faster = held_back(finding) + gains(unstated)
         first = finding.layouts[0]
         rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
-        faster = fewer_gpus(resolved.job, rate, ask, command) + faster
+        faster = fewer_gpus(resolved.job, rate, ask) + faster
         if int(first.offloads) or (resolved.job.fine_tunes and int(first.recompute)):
-            leaner = off_the_host(resolved.job, rate, ask, command)
+            leaner = off_the_host(resolved.job, rate, ask)
             faster = [one for one in faster if one.flag not in {other.flag for other in leaner}] + leaner
     attempts = [
         Plan(resolved.plan(layout, found, _why(finding, found), ratios))

@@ -235,7 +235,7 @@ def _faster(about: Subject) -> list[str]:
     """What would be faster than the best plan: fewer GPUs, layouts that the search holds back, options that nobody stated."""
     finding, job = about.finding, about.resolved.job
     rate = job.workload.tokens / float(finding.estimates[0].step_time[0])
-    fewer = fewer_gpus(job, rate, lambda flags: (on_cluster(about.resolved, num_gpus=flags["gpus"]).job, Pins()), lambda **_: "")
+    fewer = fewer_gpus(job, rate, lambda flags: (on_cluster(about.resolved, num_gpus=flags["gpus"]).job, Pins()))
     found = [*fewer, *held_back(finding), *gains(about.resolved.unstated(finding.layouts))]
     return [f"With {one.flag} a step would take {shown(one.gain, 'share')} less time: {one.what}." for one in found]
 
