@@ -49,13 +49,12 @@ def data_parallel(
         added = np.where(zero == 1, backward_traffic, added)
     wanted = weights + traffic.reference
     gathering = _exposed(layout, slowdown, wanted, forward, first) if "parameters" in hidden_by else wanted
-    added, hidden, reductions = passes * added, passes * backward_traffic, passes
+    reductions, least = passes, between
     if trainer.stored.gradients == "deferred":  # passes but the last gather alone
-        least = _exposed(layout, slowdown, between, backward, 0.0 * last) if "gradients" in hidden_by else between
         reductions = np.minimum(passes, 1.0)
-        added, hidden = added / passes + (passes - 1.0) * least, hidden / passes + (passes - 1.0) * between
-    added = added + gathers * gathering
-    hidden = hidden + gathers * wanted - added
+        least = _exposed(layout, slowdown, between, backward, 0.0 * last) if "gradients" in hidden_by else between
+    added = reductions * added + (passes - reductions) * least + gathers * gathering
+    hidden = reductions * backward_traffic + (passes - reductions) * between + gathers * wanted - added
     again = np.where(once | (zero < 3), 0.0, passes)
     dropped = np.where((zero == 3) & pipelined, m, 0.0)
     if np.any(dropped):
