@@ -59,17 +59,23 @@ def _is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
     return any(one in MODELS or one.endswith(DECODERS) for one in (name, *_lineage(name, made)[1]))
 
 
-def loads_model(call: ast.Call, script: Script) -> bool:
+def _loads_model(call: ast.Call, made: dict[str, ast.ClassDef]) -> bool:
     """Whether from_pretrained is of a language model; a class that a variable holds is one by what it is given."""
     own, held = owner(call), OF_A_MODEL & {one.arg for one in call.keywords}
-    return _is_model(own, _classes(script)) or (bool(held) and own[:1].islower())
+    return _is_model(own, made) or (bool(held) and own[:1].islower())
+
+
+def known_loads(script: Script, calls: Sequence[ast.Call]) -> list[ast.Call]:
+    """Those of some calls of from_pretrained that load a language model for certain."""
+    made = _classes(script) if calls else {}
+    return [one for one in calls if _loads_model(one, made)]
 
 
 def model_loads(script: Script, calls: Sequence[ast.Call] | None = None) -> list[ast.Call]:
     """Calls of from_pretrained that load a language model. Where none is of a class that is known, those that say a dtype, a kernel
     of attention or bits, and are of nothing beside one."""
     calls = script.calls("from_pretrained") if calls is None else calls
-    known = [one for one in calls if loads_model(one, script)]
+    known = known_loads(script, calls)
     rest = (one for one in calls if not (BESIDE.search(owner(one)) or OTHER_MODELS.search(owner(one))))
     return known or [one for one in rest if not OF_A_MODEL.isdisjoint(script.keywords(one))]
 

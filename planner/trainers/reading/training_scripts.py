@@ -13,7 +13,7 @@ from planner.trainers.reading import lengths, own_passes, own_weights, script_pa
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
-from planner.trainers.reading.own_classes import OTHER_MODELS, UNSLOTH, loads_model, model_loads, owner
+from planner.trainers.reading.own_classes import OTHER_MODELS, UNSLOTH, known_loads, model_loads, owner
 from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -200,7 +200,7 @@ def require_language_model(script: Script) -> None:
     """Raises PlannerError where no model that is loaded is a language model: classifiers and sequence-to-sequence models."""
     loads = script.calls("from_pretrained")
     others = [owner(one) for one in loads if OTHER_MODELS.search(owner(one))]
-    if others and not any(loads_model(one, script) for one in loads):
+    if others and not known_loads(script, loads):
         raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
 
 
