@@ -149,7 +149,7 @@ def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
     return found, str(rows.get(found, {}).get("sdpa", FIRST))
 
 
-def joint_layers(spec: ModelSpec) -> int:
+def num_joint_layers(spec: ModelSpec) -> int:
     """Layers that the joint ones of a model's class stand for, less as many: 0 = it has none."""
     return int(table()["classes"].get(_since(_of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.model import ModelSpec
-from planner.trainers.reading.kernels import joint_layers
+from planner.trainers.reading.kernels import num_joint_layers
 from planner.trainers.reading.layer_names import EVERY, listed
 from planner.trainers.reading.settings import Settings
 from planner.units import GIB, GIGA
@@ -45,7 +45,7 @@ def of_model(model: ModelSpec | None, said: Any, targets: str, rank: int) -> tup
 
 def of_joint_layers(model: ModelSpec | None, targets: str, rank: int) -> tuple[str, ...]:
     """Note about layers of a model that are several in one, which PEFT gives one adapter and a plan as many as they stand for."""
-    joint = joint_layers(model) if model is not None else 0
+    joint = num_joint_layers(model) if model is not None else 0
     if model is None or not joint or not rank or model.is_mla:
         return ()
     apart = joint if targets == "all" and model.gated else 2
