@@ -11,7 +11,6 @@ import numpy as np
 from planner.arrays import Floats
 from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile, Storage
-from planner.costs import DAY
 from planner.elastic.best_layout import resolved_plan
 from planner.elastic.checkpoints import SaveTimes, save_times, transfer_seconds
 from planner.elastic.failing_job import FailingNodes, Failures, Groups, Rerouting
@@ -27,7 +26,7 @@ from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.record import record
 from planner.timeline.priced_plan import estimate_of, job_of
-from planner.units import GIGA, format_seconds
+from planner.units import GIGA, format_days, format_seconds
 
 TENSORS_OF_LAYER = 9
 """Of a gated layer: four projections of attention, three of the MLP, two norms."""
@@ -297,6 +296,6 @@ class ElasticJob:
         """What the user did not say."""
         found = []
         if self.around.mtbf is None:
-            each = f"a node every {self.node_mtbf.seconds / DAY:,.1f} days"
+            each = f"a node every {format_days(self.node_mtbf.seconds)}"
             found.append(Assumption("failures", each, self.node_mtbf.why, "--mtbf"))
         return (*found, *said_of(self.around, self.start["communicators"]))

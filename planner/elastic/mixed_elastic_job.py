@@ -12,7 +12,6 @@ import numpy as np
 from planner.arrays import Floats
 from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile, NodeKind, Storage
-from planner.costs import DAY
 from planner.elastic.checkpoints import SaveTimes, save_times, transfer_seconds
 from planner.elastic.elastic_job import Surroundings, copy_rate, said_of, start_parts, storage_of_nodes, tensors_of
 from planner.elastic.failing_job import FailingNodes, Failures, Groups, Rerouting, only
@@ -26,6 +25,7 @@ from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan
 from planner.record import record
 from planner.trainer import Trainer, load_trainer
+from planner.units import format_days
 
 
 def as_said_by(plan: MixedPlan, cluster: ClusterFile) -> MixedPlan:
@@ -291,7 +291,7 @@ class MixedElasticJob:
         for one in self.kinds:
             mtbf = self._mtbf(one)
             if mtbf.why != "given":
-                each = f"a node every {mtbf.seconds / DAY:,.1f} days"
+                each = f"a node every {format_days(mtbf.seconds)}"
                 found.append(Assumption(f"failures of {one.kind}", each, mtbf.why, "mtbf in the cluster file, --mtbf for all"))
         if idle := [f"{one.count - self.used(one.kind)} x {one.kind}" for one in self.kinds if one.count > self.used(one.kind)]:
             found.append(Assumption("spares", listed(idle, "and"), "nodes of the cluster that the plan leaves idle", "--cluster"))

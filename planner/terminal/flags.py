@@ -161,7 +161,7 @@ JOB_FLAGS: tuple[tuple[str, Any, str, str], ...] = (
     ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
     ("trainer", str, "NAME", "Trainer, trainer@version or YAML file ('plan trainers'). [megatron]"),
     ("options", str, "NAME=VALUE", "Option of the trainer; may be repeated. [of its version]"),
-    ("sequence_length", str, "S", "Tokens per sequence: 8192, 128k. [at most 8192]"),
+    ("sequence_length", str, "S", "Tokens per sequence: 8192, 128k. [8192, or all that the model takes]"),
     ("global_batch_size", str, "B", "Sequences per optimizer step, or tokens: 512, 4M. [by model size]"),
     ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
     ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),

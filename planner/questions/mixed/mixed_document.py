@@ -35,7 +35,7 @@ from planner.questions.report.subject import MOVED, Spending
 from planner.questions.report.trace import metadata_event
 from planner.search import SAFE
 from planner.terminal.plan_tables import samples
-from planner.units import KILO, MEGA, format_count
+from planner.units import KILO, MEGA, format_count, format_days
 
 FILE = "mixed.yaml"
 ALTERNATIVES = 5
@@ -147,7 +147,7 @@ def _figures(plan: MixedPlan, rates: dict[str, float | None]) -> list[Figure]:
             "Runs out of memory", one.out_of_memory_probability, "share", f"chance; up to {100 * SAFE:.0f} % counts as safe",
             alarm=one.out_of_memory_probability > SAFE,
         ),
-        Figure("GPU-hours", hours * plan.layout.num_gpus, "number", f"{tokens}, in {hours / 24.0:,.3g} days"),
+        Figure("GPU-hours", hours * plan.layout.num_gpus, "number", f"{tokens}, in {format_days(hours * HOUR)}"),
         Figure(
             "Cost", usd, "number", f"{tokens}, whole nodes in use and traffic" if usd is not None else "a kind has no price",
             text="unknown" if usd is None else f"${format_count(usd)}",

@@ -15,7 +15,7 @@ from planner.elastic.failure_answers import NAMES, PARTS
 from planner.elastic.resilience import Resilience
 from planner.terminal.pictures import new_figure, write_picture
 from planner.terminal.tables import assumptions_table, percent, table
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_days, format_seconds, plural
 
 HEADINGS = {
     "work": "work", "saves": "saves", "lost_work": "done again", "restarts": "new starts", "waiting": "waiting", "slower": "slower",
@@ -36,7 +36,7 @@ def spell(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "never"
     if seconds >= 2 * DAY:
-        return f"{seconds / DAY:,.1f} days"
+        return format_days(seconds)
     if seconds >= 2 * HOUR:
         return f"{seconds / HOUR:.1f} h"
     return f"{seconds / 60.0:.1f} min" if seconds >= 120.0 else format_seconds(seconds)
