@@ -57,14 +57,15 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     if workload.objective == "dpo" and not fused:
         own = max((term.pair_bytes() for term in trainer.terms), default=0.0)
         trainer = trainer.replace(loss="full", logit_bytes=own or trainer.legal.fine_tuning.pair_logits)
-    if workload.precision == "fp32":
+    half = workload.lora_rank > 0 and trainer.kernels.half_adapters
+    if workload.precision == "fp32" and not half:
         return _in_fp32(trainer)
-    if workload.precision != "bf16_true" and not (workload.lora_rank and trainer.kernels.half_adapters):
+    if workload.precision != "bf16_true" and not half:
         return trainer
     reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32
     return trainer.replace(
         weight_bytes=2.0, gradient_bytes=2.0, gradient_reduce_bytes=2.0, optimizer_bytes=PURE_STATES,
-        bucket_bytes=min(trainer.traffic.bucket_bytes, 2.0),
+        bucket_bytes=min(trainer.traffic.bucket_bytes, 2.0), fp16_gradient_bytes=(2.0, 0.0),
         copy_bytes={"reduce": reduce, "accumulate_in_pipeline": min(trainer.traffic.copied("accumulate_in_pipeline"), 6.0)},
     )  # fmt: skip
 

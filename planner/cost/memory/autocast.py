@@ -9,8 +9,8 @@ each element of its input for 2 where it is recomputed, and 10 T h bytes more wh
 
 Norms in fp32 of a frozen base in 4 or 8 bits (option ``unquantised``) do the same, whatever the embedding puts out: such a linear
 layer returns the dtype of what it is given, so gate, up and what SiLU puts out are fp32 too, 2 T f each; attention casts its own.
-[bitsandbytes, nn/modules.py: Linear4bit.forward; autograd/_functions.py: MatMul8bitLt]  Counted so, with adapters by PEFT 0.17: 6 T f
-more that a layer keeps (16.5 T h at f = 2.75 h), and in the backward pass of one that is recomputed another 2 T f.
+[bitsandbytes, nn/modules.py: Linear4bit.forward; autograd/_functions.py: MatMul8bitLt]  Counted so, with adapters by PEFT 0.17: a
+layer keeps 6 T f more (16.5 T h at f = 2.75 h), and in the backward pass of one that is recomputed another 2 T f are there.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ def _passes_on(workload: Workload, trainer: Trainer) -> bool:
 
 
 def _inner_more(workload: Workload, trainer: Trainer, layout: Layout, stages: Stages) -> tuple[Floats, Floats]:
-    """Bytes of an inner tensor of the MLP in fp32 beyond those in half precision: of all layers of a stage, and of one, (N, 3) each;
+    """Bytes of an inner tensor of the MLP in fp32 beyond those in half precision, of all layers of a stage and of one, (N, 3) each:
     of experts where each is a linear layer of its own."""
     model = workload.model
     rows = sequences(workload, layout) * workload.sequence_length / column(layout.cp) / column(layout.tp)

@@ -358,8 +358,8 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
     """Bytes per parameter of dense and of expert weights without adapters, (N, 3) or (N, 1) each, as they lie in memory.
 
     Trained weights as the trainer has them. A frozen base has no master weights: linear layers in ``frozen_element``, all else
-    (embedding, head, norms) in the dtype of activations, or in fp32 (option ``unquantised``); in fp8 the copies that a trainer keeps come on top, unless the base
-    itself is in fp8 or fp4.
+    (embedding, head, norms) in the dtype of activations, or in fp32 (option ``unquantised``); in fp8 the copies that a
+    trainer keeps come on top, unless the base itself is in fp8 or fp4.
     """
     copies = ("weight_copies" in trainer.kernels.fp8) * (workload.precision in LOW_PRECISIONS)
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
