@@ -172,6 +172,7 @@ def reading(job: FineTuning) -> Reading:
     _require_priced(result, job.given, [one.name for one in waits])
     own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
     held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
+    held = (*held, *by_release.of_evaluation(job.given, job.trainer, result, spec))
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
     more = (*own[1], *of_methods(result.unread, spec, result.precision), *held)
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *more))
