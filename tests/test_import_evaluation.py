@@ -70,3 +70,10 @@ def _notes(folder: Path, text: str, trl: str = "") -> str:
 def test_scores_of_an_evaluation_that_decide_the_peak(tmp_path: Path, text: str, trl: str, says: str) -> None:
     found = _notes(tmp_path, text, trl)
     assert says in found and bool(found) is bool(says)
+
+
+def test_norms_that_llama_factory_upcasts_beside_a_base_in_four_bits(tmp_path: Path) -> None:
+    for words, wide in (("quantization_bit: 4\n", True), ("", False)):
+        text = f"{FACTORY}{words}upcast_layernorm: true\n"
+        found = read(written(tmp_path, text, "recipe.yaml"), None, Given(num_gpus=1))
+        assert ("unquantised=norms" in found.trainer) is wide

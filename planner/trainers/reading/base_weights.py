@@ -224,6 +224,8 @@ def _of_rest(
     """(option of the trainer, note) about tables and norms that are cast to fp32, or norms alone where tables come ``back``:
     autocast has neither embedding nor norms on its list. For pairs axolotl leaves adapters to TRL, whose preparation is not the one
     that it patches.  [torch, autocast_mode.h; axolotl, loaders/model.py: _load_adapters]"""
+    if given.flag("upcast_layernorm") and job.frozen in FEWER and not job.engine:  # of LLaMA-Factory
+        return {"unquantised": "norms"}, ()
     pairs = job.trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
     if not _prepared(job, casts) or (job.trainer == "axolotl" and not pairs):
         return {}, ()

@@ -82,8 +82,9 @@ def upcasts(given: Settings, mixed: bool) -> bool:
     return mixed and newer(given.path, "accelerate", UPCASTS) is not False
 
 
-def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
-    """Notes about what torch's wrappers, accelerate and bitsandbytes hold beside what is priced."""
+def of_wrapper(given: Settings, trainer: str, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
+    """Notes about what torch's wrappers, accelerate and bitsandbytes hold beside what is priced, and evaluation."""
+    yield from _of_evaluation(given, trainer, job, spec)
     kind, ranks = sharding.kind, job.fields.get("dp_shard") or job.fields.get("dp", 0)
     all_weights = total_parameters(spec) if spec is not None else 0.0
     each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
@@ -117,7 +118,7 @@ def _by(size: float) -> str:
     return f" by up to {size / GIB:.1f} GiB" if size else ""
 
 
-def of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
+def _of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
     """Note about scores of an evaluation while training that are larger than what a training step has and it has not: all in half
     precision, in fp32 and their log softmax, as Liger fuses while a model trains alone. TRL has it fuse there too since 0.29, and
     takes its loss in pieces there as well.  [transformers, loss_utils.py: ForCausalLMLoss; trl/trainer/sft_trainer.py: skip_logits;
