@@ -89,3 +89,13 @@ def test_gradients_that_wait_whole_for_the_last_micro_batch(
     assert "gradient_sync" not in _read(tmp_path, MEGATRON).trainer
     adapters = _read(tmp_path, "engine=fsdp model.lora_rank=8")
     assert "gradient_sync" not in adapters.trainer and not any("gradients whole" in one for one in adapters.notes)
+
+
+@pytest.mark.parametrize(("source", "last"), [("it.set_requires_gradient_sync(False)\n", True), ("pass\n", False), (None, False)])
+def test_the_source_of_verl_beside_a_file_says_when_gradients_are_reduced(tmp_path: Path, source: str | None, last: bool) -> None:
+    written(tmp_path, "", "setup.py")
+    written(tmp_path, "", "verl/workers/__init__.py")
+    if source is not None:
+        written(tmp_path, source, "verl/workers/engine/fsdp/transformer_impl.py")
+    found = _read(tmp_path, "data.micro_batch_size_per_gpu=4")
+    assert ("gradient_sync=last" in found.trainer) is last and not any("gradients whole" in one for one in found.notes)

@@ -194,8 +194,8 @@ def _early(given: Settings, job: Adapted) -> bool | None:
 def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options of the trainer, note) about adapters in half precision, where the version of TRL decides and is not known."""
     stay = given.flag(STAY) or (newer(given.path, "peft", AUTOCASTS) is False and job.trainer in ("fsdp", "trl"))
-    stay = job.frozen == "bf16" and (stay or given.get("peft_autocast_adapter_dtype") is False)
-    said = given.get("lora_dtype") in ("bfloat16", "float16") and newer(given.path, "ms-swift", LORA_DTYPE)
+    stay = job.frozen == "bf16" and (stay or given.data.get("peft_autocast_adapter_dtype") is False)
+    said = given.data.get("lora_dtype") in ("bfloat16", "float16") and newer(given.path, "ms-swift", LORA_DTYPE)
     release = newer(given.path, "trl", since := IN_HALF_PAIRS if job.pairs else IN_HALF)
     new = job.trainer == "trl" and job.frozen in FEWER and (release if release is not None or not _old(given) else False)
     early = _early(given, job)
@@ -224,7 +224,7 @@ def _of_rest(
     """(option of the trainer, note) about tables and norms that are cast to fp32, or norms alone where tables come ``back``:
     autocast has neither embedding nor norms on its list. For pairs axolotl leaves adapters to TRL, whose preparation is not the one
     that it patches.  [torch, autocast_mode.h; axolotl, loaders/model.py: _load_adapters]"""
-    if given.flag("upcast_layernorm") and job.frozen in FEWER and not job.engine:  # of LLaMA-Factory
+    if job.frozen in FEWER and not job.engine and given.flag("upcast_layernorm"):  # of LLaMA-Factory
         return {"unquantised": "norms"}, ()
     pairs = job.trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
     if not _prepared(job, casts) or (job.trainer == "axolotl" and not pairs):

@@ -123,15 +123,18 @@ def _of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec 
     precision, in fp32 and their log softmax, as Liger fuses while a model trains alone. TRL has it fuse there too since 0.29, and
     takes its loss in pieces there as well.  [transformers, loss_utils.py: ForCausalLMLoss; trl/trainer/sft_trainer.py: skip_logits;
     Liger-Kernel, transformers/model/llama.py: self.training; axolotl, utils/config: eval_batch_size]"""
-    said = str(given.first("eval_strategy", "evaluation_strategy", default="no")).lower().rpartition(".")[2]
-    on = given.above_zero("val_set_size", 0.0) or bool(given.get("test_datasets")) if trainer == "axolotl" else said != "no"
+    word = {**given.usual, **given.data}.get  # what is open is not asked for
+    named = f"{word('eval_strategy')} {word('evaluation_strategy')}".lower()
+    apart = word("val_set_size") not in (None, 0, "0") or word("test_datasets")
+    on = apart if trainer == "axolotl" else re.search(r"(^| |\.)(steps|epoch)\b", named)
     loss, micro, length = load_trainer(job.trainer).stored.loss, job.fields.get("micro_batch_size", 1), job.sequence_length
-    fused, pieces = loss == "fused_linear", loss == "chunked" or "CutCrossEntropy" in str(given.get("plugins"))
+    fused, pieces = loss == "fused_linear", loss == "chunked" or "CutCrossEntropy" in str(word("plugins"))
     skips = fused and trainer == "trl" and newer(given.path, "trl", EVAL_FUSED)
     if not on or pieces or skips or trainer == "unsloth" or job.objective != "lm" or spec is None or not length:
         return
     usual = {"axolotl": micro, "ms-swift": 1}.get(trainer, 8)
-    rows = given.number("eval_batch_size" if trainer == "axolotl" else "per_device_eval_batch_size") or usual
+    said = str(word("eval_batch_size" if trainer == "axolotl" else "per_device_eval_batch_size"))
+    rows = int(said) if re.fullmatch(r"[1-9]\d{0,5}", said) else usual
     tokens, weights = length / job.fields.get("cp", 1), total_parameters(spec)
     shards = (job.fields.get("dp_shard") or job.fields.get("dp", 1)) if job.fields.get("zero", 0) >= 2 else 1
     gradients = 0.0 if job.lora_rank else (2.0 if job.precision == "bf16_true" else 4.0) * weights / shards

@@ -21,8 +21,8 @@ from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.values import not_priced, percent, quotient
-from planner.trainers.reading.versions import newer
+from planner.trainers.reading.values import not_priced, percent, quotient, read_text
+from planner.trainers.reading.versions import newer, project_root
 from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, own_kernel, require_adam, require_priced
 from planner.trainers.verl.usual import is_sft, own_sft, usual
 from planner.units import GIB
@@ -111,14 +111,15 @@ def read(path: Path, said: Given) -> Reading:
     return dataclasses.replace(reading, notes=(*reading.notes, *notes))
 
 
-DEFERS = (0, 9)
-"""Version of verl whose FSDP engine reduces gradients with the last micro batch.  [workers/engine/fsdp/transformer_impl.py:
-_gradient_sync_context]"""
+DEFERS, ENGINE = (0, 9), "verl/workers/engine/fsdp/transformer_impl.py"
+"""Version of verl whose FSDP engine reduces gradients with the last micro batch, and where it does.  [_gradient_sync_context]"""
 
 
 def _by_release(job: Reading, path: Path) -> Reading:
-    """The job as the version of verl reduces gradients; a note where that is not known."""
-    last, new = reduced_last(job, job.trainer.startswith("verl")), newer(path, "verl", DEFERS)
+    """The job as the version of verl, or its source beside the file, reduces gradients; a note where that is not known."""
+    last, new, root = reduced_last(job, job.trainer.startswith("verl")), newer(path, "verl", DEFERS), project_root(path)
+    if (root / "verl/workers").is_dir():
+        new = (root / ENGINE).is_file() and "set_requires_gradient_sync" in read_text(root / ENGINE)
     if new is not None or last.trainer == job.trainer:
         return last if new else job
     shards = job.fields.get("dp_shard") or job.fields.get("dp", 1)
