@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import MODELS, job, priced
+from samples import MODELS, job, legal_layouts, priced
 
 from planner.cost.state_dtypes import whole_bytes
 from planner.layout import Layout, Recompute
@@ -112,3 +112,26 @@ def test_tables_trained_beside_them_are_in_half_precision_too() -> None:
     assert whole_bytes(work, load_trainer("fsdp+adapter_dtype=half")) == (2.0, 2.0, 4.0)
     whole, same = (priced(job("gqa", load_trainer(f"fsdp{one}"), gpus=1), Layout()) for one in ("", "+adapter_dtype=half"))
     assert all(np.array_equal(one, same.memory[name]) for name, one in whole.memory.items())  # without adapters
+
+
+@pytest.mark.parametrize("options", ["+adapter_dtype=half", "+unquantised=norms", "+unquantised=fp32+adapter_dtype=half"])
+def test_many_layouts_cost_what_each_does_alone(options: str) -> None:
+    one = job("gqa", load_trainer(f"trl{options}"), lora_rank=16, frozen_weights="nf4")
+    layouts = legal_layouts("gqa", "fsdp", 8, 32, 24)
+    whole = priced(one, layouts)
+    assert len({*np.asarray(layouts.zero).tolist()}) > 1 and len({*np.asarray(layouts.recompute).tolist()}) > 1
+    for number in range(len(layouts)):
+        single = priced(one, layouts.row(number))
+        assert all(np.array_equal(part[number], single.memory[name][0]) for name, part in whole.memory.items())
+
+
+@pytest.mark.parametrize(("experts", "rows"), [("linear", 1.0), ("half", 0.0)])
+def test_experts_pass_fp32_on_where_each_is_a_linear_layer(experts: str, rows: float) -> None:
+    """6 T K f more a layer of them; one tensor of all is multiplied in half precision."""
+    model, moe = MODELS["moe"], {"lora_rank": 8, "frozen_weights": "nf4"}
+    assert model.is_moe and not model.shared_expert_ffn_size
+    trainers = [load_trainer(f"fsdp+loss=full+frozen_experts={experts}+unquantised={one}") for one in ("half", "norms")]
+    each = [priced(job("moe", one, gpus=1, **moe), Layout(num_microbatches=32)).memory["activations"][0] for one in trainers]
+    tokens = job("moe", "fsdp", gpus=1).workload.sequence_length
+    wide = model.num_dense_layers * model.ffn_size + rows * model.num_moe_layers * model.top_k * model.expert_ffn_size
+    assert each[1] - each[0] == pytest.approx(6.0 * tokens * wide, rel=1e-6)
