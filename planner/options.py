@@ -8,7 +8,7 @@ import numpy as np
 from planner import library
 from planner.assumption import Assumption
 from planner.cost.estimate import Estimate, estimate
-from planner.cost.state_dtypes import frozen_element
+from planner.cost.state_dtypes import in_fewer_bits
 from planner.layout import Layout, Schedule
 from planner.record import record
 from planner.rules import Job, runs_attention
@@ -37,7 +37,7 @@ def matters(option: str, workload: Workload, num_gpus: int) -> bool:
     """Whether an option can make a difference to a job, by what the table says that it needs."""
     given = {
         "experts": workload.model.is_moe, "adapters": workload.lora_rank > 0, "tensor": num_gpus > 1,
-        "bits": workload.lora_rank > 0 and frozen_element(workload) < workload.element,
+        "bits": in_fewer_bits(workload),
         "fp8": workload.precision in LOW_PRECISIONS, "mxfp8": workload.precision == "mxfp8",
         "main_gradients": workload.precision != "fp16",
         "pairs": workload.objective == "dpo",

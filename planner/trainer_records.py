@@ -249,6 +249,9 @@ class Kernels:
         return not self.separate_projections or bool({"grouped_gemm", "own_adapters", "linear_experts"} & self.unfused)
 
     quantised_tensors = _named("unfused", "quantised_experts")
+    half_adapters = _named("unfused", "half_adapters")
+    fp32_norms = _named("unfused", "fp32_norms")
+    fp32_tables = _named("unfused", "fp32_tables")
     adapters_on_tensors = _named("unfused", "expert_adapters")
     fp32_experts = _named("unfused", "fp32_experts")
 

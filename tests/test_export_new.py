@@ -235,3 +235,19 @@ def test_losses_of_an_export_are_read_back(tmp_path: Path, target: str, file: st
     text = files_of(target, job_of(trainer, model="llama-3.1-8b", zero=3))[file]
     (tmp_path / file).write_text(text)
     assert read(tmp_path / file, given=Given(num_gpus=8)).trainer == trainer
+
+
+# ------------------------------------------------------------------------------------------------ accelerate
+
+
+@pytest.mark.parametrize(("precision", "mixed", "rank", "dtype"), [
+    ("bf16", "bf16", 0, "float32"), ("bf16_true", "no", 0, "bfloat16"), ("bf16_true", "no", 8, "bfloat16"),
+    ("fp32", "no", 0, "float32"),
+])  # fmt: skip
+def test_weights_in_bf16_run_without_mixed_precision(precision: str, mixed: str, rank: int, dtype: str) -> None:
+    """accelerate knows no, fp16, bf16 and fp8, and brings what FSDP trains in mixed precision to fp32."""
+    files = files_of("accelerate", job_of("fsdp", zero=3, work={"precision": precision, "lora_rank": rank}))
+    settings = json.loads(files["training.json"])
+    assert yaml.safe_load(files["accelerate.yaml"])["mixed_precision"] == mixed
+    assert settings["training_arguments"]["bf16"] is (mixed == "bf16")
+    assert (settings["dtype"], settings["autocast_adapters"]) == (dtype, precision != "bf16_true")

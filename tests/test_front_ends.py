@@ -11,11 +11,13 @@ from trainers.plans import EVEN, SOME, Wanted, changed, found, jobs
 
 from planner import api, library
 from planner.model import from_hugging_face, load_model, to_dict
+from planner.trainers import reading
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.model_config import family, model_config
 from planner.trainers.bundle.serving import held, serving
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking.setting_names import check_names, recorded, unknown
+from planner.trainers.reading.given import Given
 from planner.trainers.targets import load_target
 
 SNAPSHOTS = Path(__file__).resolve().parent / "trainers" / "snapshots"
@@ -248,6 +250,12 @@ def test_maxtext_batch_is_the_plans() -> None:
         ),
         ("axolotl", {"lora_rank": 16, "frozen_weights": "int8"}, {"adapter": "lora", "load_in_8bit": True}),
         ("axolotl", {"objective": "dpo"}, {"rl": "dpo"}),
+        ("axolotl", {"precision": "bf16_true"}, {"bf16": False, "bfloat16": True}),
+        (
+            "axolotl",
+            {"lora_rank": 16, "options": {"adapter_dtype": "half"}},
+            {"bf16": True, "peft_autocast_adapter_dtype": False},
+        ),
         (
             "llama-factory",
             {"frozen_weights": "nf4_dq"},
@@ -276,3 +284,14 @@ def test_what_a_front_end_has_no_word_for_is_refused() -> None:
     assert any(
         "objective dpo" in one and "plan with objective lm" in one for one in load_target("accelerate").refusals(job)
     )
+
+
+def test_what_axolotl_holds_in_half_precision_is_read_back(tmp_path: Path) -> None:
+    for more, half in (({"precision": "bf16_true"}, ""), ({"lora_rank": 16, "options": {"adapter_dtype": "half"}}, "half")):
+        job = ExportJob.of(api.plan(model="llama-8b", gpus=8, hardware="h100-sxm", trainer="axolotl", top=1, **more)[0].file)
+        write_bundle(make_bundle(load_target("axolotl"), job, "torchrun"), tmp_path / f"run{half}")
+        back = reading.read(tmp_path / f"run{half}" / "axolotl.yaml", "axolotl", Given(num_gpus=8, model="llama-3.1-8b"))
+        assert (back.precision, "adapter_dtype=half" in back.trainer) == (job.workload.precision, bool(half))
+    work = {"lora_rank": 16, "frozen_weights": "nf4", "options": {"adapter_dtype": "half"}}
+    job = ExportJob.of(api.plan(model="llama-8b", gpus=8, hardware="h100-sxm", trainer="axolotl", top=1, **work)[0].file)
+    assert any(one.startswith("option adapter_dtype half on a quantised base") for one in load_target("axolotl").refusals(job))

@@ -72,3 +72,30 @@ def test_adapters_and_attention(tmp_path: Path) -> None:
     assert "loss=fused_linear" in _read(tmp_path, "engine=fsdp model.use_fused_kernels=True").trainer
     eager = _read(tmp_path, "engine=fsdp +model.override_config.attn_implementation=eager")
     assert "attention_kernel=unfused" in eager.trainer.split("+")
+
+
+@pytest.mark.parametrize(("pin", "program", "batch", "last", "noted"), [
+    ("==0.9.0", "verl.trainer.sft_trainer", 256, True, False), ("==0.8.0", "verl.trainer.sft_trainer", 256, False, False),
+    ("", "verl.trainer.sft_trainer", 256, False, True), ("==0.9.0", "verl.trainer.sft_trainer", 8, False, False),
+    ("", "verl.trainer.fsdp_sft_trainer", 256, False, False),
+])  # fmt: skip
+def test_gradients_that_wait_whole_for_the_last_micro_batch(
+    tmp_path: Path, pin: str, program: str, batch: int, last: bool, noted: bool
+) -> None:
+    written(tmp_path, f"verl{pin}\n", "requirements.txt")
+    found = _read(tmp_path, "data.micro_batch_size_per_gpu=4", program, batch)
+    assert ("gradient_sync=last" in found.trainer) is last
+    assert any("keeps gradients whole" in one and "too low by up to 26.7 GiB" in one for one in found.notes) is noted
+    assert "gradient_sync" not in _read(tmp_path, MEGATRON).trainer
+    adapters = _read(tmp_path, "engine=fsdp model.lora_rank=8")
+    assert "gradient_sync" not in adapters.trainer and not any("gradients whole" in one for one in adapters.notes)
+
+
+@pytest.mark.parametrize(("source", "last"), [("it.set_requires_gradient_sync(False)\n", True), ("pass\n", False), (None, False)])
+def test_the_source_of_verl_beside_a_file_says_when_gradients_are_reduced(tmp_path: Path, source: str | None, last: bool) -> None:
+    written(tmp_path, "", "setup.py")
+    written(tmp_path, "", "verl/workers/__init__.py")
+    if source is not None:
+        written(tmp_path, source, "verl/workers/engine/fsdp/transformer_impl.py")
+    found = _read(tmp_path, "data.micro_batch_size_per_gpu=4")
+    assert ("gradient_sync=last" in found.trainer) is last and not any("gradients whole" in one for one in found.notes)

@@ -57,14 +57,15 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     if workload.objective == "dpo" and not fused:
         own = max((term.pair_bytes() for term in trainer.terms), default=0.0)
         trainer = trainer.replace(loss="full", logit_bytes=own or trainer.legal.fine_tuning.pair_logits)
-    if workload.precision == "fp32":
+    half = workload.lora_rank > 0 and trainer.kernels.half_adapters
+    if workload.precision == "fp32" and not half:
         return _in_fp32(trainer)
-    if workload.precision != "bf16_true":
+    if workload.precision != "bf16_true" and not half:
         return trainer
     reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32
     return trainer.replace(
         weight_bytes=2.0, gradient_bytes=2.0, gradient_reduce_bytes=2.0, optimizer_bytes=PURE_STATES,
-        bucket_bytes=min(trainer.traffic.bucket_bytes, 2.0),
+        bucket_bytes=min(trainer.traffic.bucket_bytes, 2.0), fp16_gradient_bytes=(2.0, 0.0),
         copy_bytes={"reduce": reduce, "accumulate_in_pipeline": min(trainer.traffic.copied("accumulate_in_pipeline"), 6.0)},
     )  # fmt: skip
 
@@ -87,6 +88,11 @@ def frozen_other(workload: Workload) -> float:
     return 4.0 if workload.frozen_weights == "fp32" else workload.element
 
 
+def in_fewer_bits(workload: Workload) -> bool:
+    """Linear layers of a frozen base lie in fewer bits than they are multiplied in."""
+    return workload.lora_rank > 0 and frozen_element(workload) < workload.element
+
+
 def whole_bytes(workload: Workload, trainer: Trainer) -> tuple[float, float, float]:
     """Weight, gradient and optimizer states per parameter of a table that is trained as a whole beside adapters.
 
@@ -97,7 +103,7 @@ def whole_bytes(workload: Workload, trainer: Trainer) -> tuple[float, float, flo
     casts all that is trained to fp32, axolotl brings tables back to the dtype of the job before it copies them, DeepSpeed has them
     as any other weight.  [LLaMA-Factory, model/adapter.py; axolotl, loaders/model.py: _configure_embedding_dtypes]
     """
-    own = trainer.legal.fine_tuning.tables
+    own = "frozen" if trainer.kernels.half_adapters else trainer.legal.fine_tuning.tables
     if trainer.code_base == "deepspeed":
         return trainer.stored.weight_bytes, trainer.stored.gradient_bytes, trainer.states_of(workload.optimizer)
     if trainer.legal.offload_frozen_tables:

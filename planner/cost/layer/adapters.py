@@ -7,7 +7,7 @@ gradient of A in X A B. [torch, mm: an operand is saved for the gradient of the 
 import numpy as np
 
 from planner.cost.layer.operators import Gemm, MemoryBound, Number, Operator, Shard
-from planner.cost.state_dtypes import dequantised, frozen_element
+from planner.cost.state_dtypes import dequantised, frozen_element, in_fewer_bits
 from planner.layout import Module
 from planner.workload import LORA_TARGETS
 
@@ -27,12 +27,12 @@ def own_input(shard: Shard) -> float:
     """Bytes per element that each adapter saves of its input, in a copy of its own; 0 where it shares the layer's.
 
     Dropout puts out a tensor and a mask. Adapters in fp32 on a base in half precision (peft: autocast_adapter_dtype) read a
-    cast of the input, which autocast casts back.  [peft, tuners/lora/layer.py: _cast_input_dtype]
+    cast of the input, which autocast casts back, and each casts an input in fp32.  [peft, tuners/lora/layer.py: _cast_input_dtype]
     """
     trainer = shard.trainer
     if trainer.stored.dropout:
         return shard.element + 1.0
-    master = trainer.stored.weight_bytes > shard.element
+    master = trainer.stored.weight_bytes > shard.element or (trainer.kernels.fp32_norms and in_fewer_bits(shard.workload))
     casts = trainer.kernels.separate_projections and "own_adapters" not in trainer.kernels.unfused
     return shard.element if master and casts else 0.0
 

@@ -42,6 +42,7 @@ from planner.arrays import Floats
 from planner.cost.layer.adapters import brought_experts
 from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
+from planner.cost.memory.autocast import head_copies
 from planner.cost.memory.states import StageBytes, bucket_bytes, copied_shard, record_stream_held, stage_output_bytes
 from planner.cost.pipeline.partition import (
     StageParameters,
@@ -239,7 +240,7 @@ def _further_parts(
     return {
         "root": both * table * gathered_bytes(workload) * wrapped * (trainer.traffic.root_units > 1),
         "released": np.where((micro == 1) & (column(layout.pp) == 1), float(trainer.stored.gradients == "released"), 0.0),
-        "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
+        "head_copies": np.minimum(stages.head, 1.0) * table * head_copies(workload, trainer, layout),
         "head_pieces": head * summed * trained * (trainer.stored.loss in ("chunked", "fused_linear", "vocabulary")),
     }
 

@@ -14,6 +14,7 @@ from planner.cost.state_dtypes import (
     RUNS_AS_IT_LIES,
     frozen_element,
     frozen_other,
+    in_fewer_bits,
     quantised_weights,
 )
 from planner.layout import Layout, Schedule, is_v_shaped
@@ -357,8 +358,8 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
     """Bytes per parameter of dense and of expert weights without adapters, (N, 3) or (N, 1) each, as they lie in memory.
 
     Trained weights as the trainer has them. A frozen base has no master weights: linear layers in ``frozen_element``, all else
-    (embedding, head, norms) in the dtype of activations; in fp8 the copies that a trainer keeps come on top, unless the base
-    itself is in fp8 or fp4.
+    (embedding, head, norms) in the dtype of activations, or in fp32 (option ``unquantised``); in fp8 the copies that a
+    trainer keeps come on top, unless the base itself is in fp8 or fp4.
     """
     copies = ("weight_copies" in trainer.kernels.fp8) * (workload.precision in LOW_PRECISIONS)
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
@@ -370,10 +371,11 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
             each = max(each, 4.0)
         return np.full((1, 1), each), np.full((1, 1), each)
     linear, other = frozen_element(workload), frozen_other(workload)
+    tables = 4.0 if trainer.kernels.fp32_tables and in_fewer_bits(workload) else other
     linear = linear + copies * (workload.frozen_weights not in RUNS_AS_IT_LIES)
     kernels, fewer = trainer.kernels, frozen_element(workload) < other
     expert = linear if kernels.quantised_experts else 4.0 if kernels.fp32_experts and fewer else other
-    return share * linear + (1.0 - share) * other, np.full((1, 1), expert)
+    return share * linear + (1.0 - share) * tables, np.full((1, 1), expert)
 
 
 def gathered_at_once(most: int, layout: Layout, weights: Floats, ends: Floats) -> Floats:

@@ -3,7 +3,7 @@
 PLACE = 100
 TITLE = "axolotl (YAML, FSDP2 or DeepSpeed)"
 TRAINERS = ("axolotl", "fsdp", "deepspeed")
-OPTIONS = ("loss",)
+OPTIONS = ("loss", "adapter_dtype")
 PACKAGE, VERSIONS = "axolotl", ">=0.19,<0.20"
 NO_WORD = ("bf16_true",)
 LEVEL = "validated"

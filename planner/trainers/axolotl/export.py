@@ -13,8 +13,8 @@ def refusals(job: ExportJob) -> list[str]:
     found, layout = front_end_refusals(job, "axolotl"), job.layout
     if layout.cp > 1 and not on_deepspeed(job):
         found = [one for one in found if not one.startswith(f"cp {layout.cp}:")] + _context_refusals(job)
-    if job.workload.precision == "bf16_true" and not on_deepspeed(job):
-        found.append("precision bf16_true: the export to axolotl writes mixed precision; choose bf16")
+    if (half := half_adapters(job)) and job.workload.frozen_weights != "bf16":
+        found.append(f"{half} on a quantised base: axolotl leaves adapters in the dtype of one in bf16; choose frozen_weights bf16")
     if job.workload.objective == "dpo" and job.workload.frozen_weights != "bf16" and job.layout.zero and not on_deepspeed(job):
         found.append("objective dpo on a quantised base: axolotl has no FSDP2 for it; use zero 0, or frozen_weights bf16")
     if job.layout.offload_activations and job.layout.recompute != Recompute.FULL:
@@ -22,6 +22,14 @@ def refusals(job: ExportJob) -> list[str]:
             "offload_activations without recompute full: axolotl moves the inputs of checkpointed layers; use recompute full"
         )
     return found
+
+
+def half_adapters(job: ExportJob) -> str:
+    """What of the job says that adapters are in half precision; '' = they are not, or there are none."""
+    if not job.workload.lora_rank:
+        return ""
+    option = "option adapter_dtype half" if job.trainer.kernels.half_adapters else ""
+    return "precision bf16_true" if job.workload.precision == "bf16_true" else option
 
 
 def _context_refusals(job: ExportJob) -> list[str]:
@@ -48,8 +56,9 @@ def render(job: ExportJob) -> Rendered:
     for file, smoke in (("axolotl.yaml", False), ("axolotl-smoke.yaml", True)):
         # Unknown keys are accepted silently, so the tests compare every key here with the schema.
         config = filled_yaml(
-            job, "axolotl", "axolotl.txt", smoke=smoke, deepspeed=below, optimizer=OPTIMIZERS[job.workload.optimizer]
-        )
+            job, "axolotl", "axolotl.txt", smoke=smoke, deepspeed=below, optimizer=OPTIMIZERS[job.workload.optimizer],
+            half=half_adapters(job),
+        )  # fmt: skip
         files[file] = library.dump_yaml(config)
     files["make_smoke_data.py"] = smoke_data(job)
     if below:

@@ -128,8 +128,6 @@ def notes(given: Settings) -> tuple[str, ...]:
     found += [f"plugin {one[:80]} is not read: what it changes is not in the plan" for one in own]
     if not given.get("adapter") and any(given.get(one) for one in OF_ADAPTERS):
         found.append("adapter is not set, so all weights are trained, whatever lora_r and lora_target_* say")
-    if given.get("adapter") and given.get("peft_autocast_adapter_dtype") is False:
-        found.append("peft_autocast_adapter_dtype: adapters are priced in fp32, and lie in the dtype of the base")
     if given.get("rl") in ("dpo", "ipo") and newer(given.path, "axolotl", OF_ROWS) is not True:
         found.append(BY_WHOLE)
     return tuple(found)

@@ -1,7 +1,6 @@
 """What of a frozen base in 4 or 8 bits lies in more, as nothing quantises it, and adapters on experts that one tensor holds."""
 
 import re
-from collections.abc import Iterator
 
 from planner.cost.parameters import count_parameters, total_parameters
 from planner.cost.state_dtypes import FROZEN_BYTES
@@ -28,10 +27,12 @@ ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
 FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
-BRINGS_BACK, IN_FULL, IN_HALF = (0, 7, 5), (0, 9), (0, 26)
+BRINGS_BACK, IN_FULL, IN_HALF, IN_HALF_PAIRS = (0, 7, 5), (0, 9), (0, 26), (0, 29)
 """Versions of TRL: that bring tables back to bf16 under bf16 with a base in 4 bits, as long as they prepare them, and adapters with
 them; that bring back tables alone; that cast adapters to bf16 with a base in 4 or 8 bits, DPO since 0.29.
 [trl/trainer/utils.py: peft_module_casting_to_bf16; trl/trainer/sft_trainer.py]"""
+LORA_DTYPE = (4, 5)
+"""Version of ms-swift since which PEFT leaves adapters as lora_dtype says.  [swift/tuners/peft.py: _cast_adapter_dtype_hook]"""
 LINEARIZED = "llama4_linearized_experts"
 """Argument of axolotl, which makes layers of the experts of llama-4.  [monkeypatch/models/llama4]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
@@ -56,6 +57,10 @@ class Adapted:
     """Of a forward pass; 0 = not known."""
     recompute: bool = True
     """Layers keep their inputs alone."""
+    pairs: bool = False
+    """It learns from preferences."""
+    upcasts: bool = True
+    """FSDP trains adapters in fp32 whatever they lie in."""
 
 
 def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -64,9 +69,10 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
     spec = spec_of(given, model)
     quantises, casts = given.flag("quantize_moe_experts"), False if job.engine else _casts(given, trainer, job.sharded)
     back = _brings_back(given, trainer, frozen, job.precision)
-    notes = [*_of_tables(given, job, spec, False if back else casts), *_of_residuals(given, job, spec, casts)]
+    rest, said = _of_rest(given, job, spec, casts, back)
+    notes = list(said)
     if spec is None or not spec.is_moe:
-        return {}, tuple(notes)
+        return rest, tuple(notes)
     count = count_parameters(spec).expert * spec.num_experts * spec.num_moe_layers
     if trainer == "unsloth":  # whose uploads of gpt-oss have them as layers
         low = count * (2.0 - FROZEN_BYTES.get(frozen, 2.0)) / GIB
@@ -77,15 +83,15 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
     new = True if ONE_TENSOR.search(spec.name) or quantises or on_tensors else _fuses(given)
     new = new and not given.flag(LINEARIZED)
     if new is False:
-        return {"frozen_experts": "linear"}, tuple(notes)
+        return {**rest, "frozen_experts": "linear"}, tuple(notes)
     if job.everywhere and not on_tensors:
         text = "experts are one tensor in transformers 5 and have no adapters, which the other linear layers have"
         other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices"
         notes.append(text + (other if new is None else ""))
     if frozen not in FEWER:
-        return {}, tuple(notes)
+        return rest, tuple(notes)
     if quantises:
-        return {"frozen_experts": "quantised"}, tuple(notes)
+        return {**rest, "frozen_experts": "quantised"}, tuple(notes)
     value, bytes_each = ("fp32", 4.0) if casts else ("half", 2.0)
     why = f", which {PREPARES[0]} turns them into" if casts else ""
     fewer = f"{'8' if frozen == 'int8' else '4'} bits"
@@ -97,7 +103,7 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
     notes.append(text)
     if casts is None:
         notes.append(f"TRL before 0.27 casts such experts to fp32: memory then comes out too low by {2.0 * count / GIB:.1f} GiB")
-    return {"frozen_experts": value}, tuple(notes)
+    return {**rest, "frozen_experts": value}, tuple(notes)
 
 
 def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -163,11 +169,6 @@ def _in_fp32(given: Settings) -> bool:
     return str(given.first("dtype", "torch_dtype")).removeprefix("torch.") == "float32"
 
 
-def _caster(given: Settings) -> str:
-    """What casts frozen weights to fp32, or leaves them in it."""
-    return PREPARES[0] if given.flag(PREPARES[0]) else "torch_dtype float32" if _in_fp32(given) else "TRL before 0.27"
-
-
 def _brings_back(given: Settings, trainer: str, frozen: str, precision: str) -> bool:
     """Whether tables that were cast to fp32 are in bf16 again: by the program, or by TRL, which does so where it casts itself."""
     if given.flag(CAST):
@@ -181,68 +182,64 @@ def _old(given: Settings) -> bool:
     return newer(given.path, "trl", IN_HALF) is False or "max_seq_length" in given.data
 
 
-def _early(given: Settings, job: Adapted) -> bool:
-    """Whether TRL may be one of those that cast adapters with the tables."""
-    between = newer(given.path, "trl", BRINGS_BACK) is not False and newer(given.path, "trl", IN_FULL) is not True
-    return between and _old(given) and job.trainer == "trl" and job.frozen.startswith("nf4") and job.precision == "bf16"
+def _early(given: Settings, job: Adapted) -> bool | None:
+    """Whether TRL is one of those that cast adapters with the tables, by its version; None = not known."""
+    itself = not given.flag(PREPARES[0]) or given.flag("by_trainer")
+    if job.trainer != "trl" or not job.frozen.startswith("nf4") or job.precision != "bf16" or not _old(given) or not itself:
+        return False
+    since, until = newer(given.path, "trl", BRINGS_BACK), newer(given.path, "trl", IN_FULL)
+    return False if since is False or until is True else None if None in (since, until) else True
 
 
-def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[str, ...]:
-    """Note about adapters in bf16, which are priced in fp32."""
-    who = "its program casts adapters to bf16" if given.flag(CAST) else "TRL since 0.26 casts adapters beside such a base to bf16"
-    half = job.frozen == "bf16" and (given.flag(STAY) or newer(given.path, "peft", AUTOCASTS) is False)
-    if half and job.trainer in ("fsdp", "trl"):
-        who = "PEFT leaves adapters in the dtype of their base (before 0.12, and without autocast_adapter_dtype)"
-    elif not job.engine and not job.sharded and _early(given, job):
-        since = "" if newer(given.path, "trl", IN_FULL) is False else ", where that is its version,"
-        who = f"TRL 0.7.5 to 0.8{since} casts adapters beside 4 bits to bf16"
-    elif job.engine or (not given.flag(CAST) and (job.trainer != "trl" or job.frozen not in FEWER or _old(given))):
-        return ()
+def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(options of the trainer, note) about adapters in half precision, where the version of TRL decides and is not known."""
+    stay = given.flag(STAY) or (newer(given.path, "peft", AUTOCASTS) is False and job.trainer in ("fsdp", "trl"))
+    stay = job.frozen == "bf16" and (stay or given.data.get("peft_autocast_adapter_dtype") is False)
+    said = given.data.get("lora_dtype") in ("bfloat16", "float16") and newer(given.path, "ms-swift", LORA_DTYPE)
+    release = newer(given.path, "trl", since := IN_HALF_PAIRS if job.pairs else IN_HALF)
+    new = job.trainer == "trl" and job.frozen in FEWER and (release if release is not None or not _old(given) else False)
+    early = _early(given, job)
+    if job.engine or (job.sharded and job.upcasts):
+        return {}, ()
+    if given.flag(CAST) or stay or said or early or new:
+        return {"adapter_dtype": "half"}, ()
     spec, by = spec_of(given, model), ""
+    if early is False and new is False:
+        return {}, ()
     if spec is not None:
         each = 2.0 * (2.0 * spec.hidden_size + spec.query_size + spec.key_size)
         layers = spec.num_mlp_matrices * (spec.hidden_size + spec.ffn_size) if job.everywhere and not spec.is_moe else 0.0
         more = 4.0 * job.rank * (each + layers) * spec.num_layers / GIB  # weights and gradients, whatever the optimizer keeps
-        size = f"{more:.{1 if more >= 0.1 else 2}f} GiB"
-        by = f" by up to {size}" if job.sharded else f" by {size} or more"
+        by = f" by {more:.{1 if more >= 0.1 else 2}f} GiB or more"
         if _small(job, spec, more):
-            return ()
-    return (f"{who}, and they are priced in fp32: memory then comes out too high{by}",)
+            return {}, ()
+    which = "0.7.5 to 0.8" if early is None else f"since {since[0]}.{since[1]}"
+    who = f"TRL {which}, where that is its version, casts adapters beside such a base to bf16"
+    return {}, (f"{who}, and they are priced in fp32: memory then comes out too high{by}",)
 
 
-def _of_tables(given: Settings, job: Adapted, spec: ModelSpec | None, casts: bool | None) -> Iterator[str]:
-    """Note about tables and norms, which are priced in half precision where that is the job's. For pairs axolotl leaves adapters to
-    TRL, whose preparation is not the one that it patches.  [axolotl, loaders/model.py: _load_adapters]"""
+def _of_rest(
+    given: Settings, job: Adapted, spec: ModelSpec | None, casts: bool | None, back: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(option of the trainer, note) about tables and norms that are cast to fp32, or norms alone where tables come ``back``:
+    autocast has neither embedding nor norms on its list. For pairs axolotl leaves adapters to TRL, whose preparation is not the one
+    that it patches.  [torch, autocast_mode.h; axolotl, loaders/model.py: _load_adapters]"""
+    if job.frozen in FEWER and not job.engine and given.flag("upcast_layernorm"):  # of LLaMA-Factory
+        return {"unquantised": "norms"}, ()
     pairs = job.trainer == "axolotl" and bool(given.get("rl")) and newer(given.path, "trl", PREPARES_NO_MORE) is not True
     if not _prepared(job, casts) or (job.trainer == "axolotl" and not pairs):
-        return
-    who = "TRL before 0.27" if pairs else _caster(given)
-    text = f"embedding, head and norms are priced in {job.precision}, and {who} casts them to fp32: memory then comes out too low"
+        return {}, ()
+    if casts and not pairs:
+        return {"unquantised": "norms" if back else "fp32"}, ()
+    what = "norms" if back else "embedding, head and norms"
+    text = f"{what} are priced in {job.precision}, and TRL before 0.27 casts them to fp32: memory then comes out too low"
     if spec is None:
-        yield text
-    elif not _small(job, spec, more := 2.0 * ((counts := count_parameters(spec)).input_embedding + counts.head) / GIB):
-        copy = 2.0 * spec.vocab_size * spec.hidden_size / GIB
-        most, what = "up to " if job.sharded else "", f"the copy in {job.precision} that the head's product saves"
-        yield f"{text} by {most}{more:.1f} GiB, and by {most}{copy:.1f} GiB for {what}"
-
-
-def _of_residuals(given: Settings, job: Adapted, spec: ModelSpec | None, casts: bool | None) -> Iterator[str]:
-    """Note about what layers save, which is priced in half precision: autocast has neither embedding nor norms on its list, and
-    layers in 4 or 8 bits return the dtype of what they are given.  [torch, autocast_mode.h; bitsandbytes, nn/modules.py]"""
-    if not _prepared(job, casts) or job.trainer == "axolotl":
-        return
-    kept = "what layers save" if not job.recompute else "the inputs that layers save"
-    text = f"norms that {_caster(given)} casts to fp32 make {kept} fp32, priced in {job.precision}: memory then comes out too low"
-    if spec is None or not job.tokens:
-        yield text
-        return
-    each = 2.0 * job.tokens / GIB
-    inner = 3.0 * spec.hidden_size + spec.query_size + 2.0 * spec.key_size + (spec.num_mlp_matrices + 1) * spec.ffn_size
-    more, passing = each * spec.num_layers * spec.hidden_size, each * inner
-    if not job.recompute:
-        yield f"{text} by about {more + passing * spec.num_layers:.1f} GiB"
-    elif not _small(job, spec, more + passing):
-        yield f"{text} by {more:.1f} GiB, and by up to {passing:.1f} GiB within the layer that is recomputed"
+        return {}, (text,)
+    tables = 0.0 if back else (counts := count_parameters(spec)).input_embedding + counts.head + spec.vocab_size * spec.hidden_size
+    inner = (spec.num_mlp_matrices + float(job.recompute)) * spec.ffn_size
+    passed = spec.num_layers * spec.hidden_size + inner if job.recompute else spec.num_layers * inner
+    more = 2.0 * (tables + job.tokens * passed) / GIB
+    return {}, () if _small(job, spec, more) else (f"{text} by {more:.1f} GiB, as layers then pass fp32 on",)
 
 
 def _prepared(job: Adapted, casts: bool | None) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from planner.cost.parameters import count_parameters, total_parameters
 from planner.model import ModelSpec
+from planner.trainer import load_trainer
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.kernels import class_of
@@ -81,8 +82,9 @@ def upcasts(given: Settings, mixed: bool) -> bool:
     return mixed and newer(given.path, "accelerate", UPCASTS) is not False
 
 
-def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
-    """Notes about what torch's wrappers, accelerate and bitsandbytes hold beside what is priced."""
+def of_wrapper(given: Settings, trainer: str, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
+    """Notes about what torch's wrappers, accelerate and bitsandbytes hold beside what is priced, and evaluation."""
+    yield from _of_evaluation(given, trainer, job, spec)
     kind, ranks = sharding.kind, job.fields.get("dp_shard") or job.fields.get("dp", 0)
     all_weights = total_parameters(spec) if spec is not None else 0.0
     each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
@@ -114,6 +116,40 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
 
 def _by(size: float) -> str:
     return f" by up to {size / GIB:.1f} GiB" if size else ""
+
+
+def _of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
+    """Note about scores of an evaluation while training that are larger than what a training step has and it has not: all in half
+    precision, in fp32 and their log softmax, as Liger fuses while a model trains alone. TRL has it fuse there too since 0.29, and
+    takes its loss in pieces there as well.  [transformers, loss_utils.py: ForCausalLMLoss; trl/trainer/sft_trainer.py: skip_logits;
+    Liger-Kernel, transformers/model/llama.py: self.training; axolotl, utils/config: eval_batch_size]"""
+    word = {**given.usual, **given.data}.get  # what is open is not asked for
+    named = f"{word('eval_strategy')} {word('evaluation_strategy')}".lower()
+    apart = word("val_set_size") not in (None, 0, "0") or word("test_datasets")
+    on = apart if trainer == "axolotl" else re.search(r"(^| |\.)(steps|epoch)\b", named)
+    loss, micro, length = load_trainer(job.trainer).stored.loss, job.fields.get("micro_batch_size", 1), job.sequence_length
+    fused, pieces = loss == "fused_linear", loss == "chunked" or "CutCrossEntropy" in str(word("plugins"))
+    skips = fused and trainer == "trl" and newer(given.path, "trl", EVAL_FUSED)
+    if not on or pieces or skips or trainer == "unsloth" or job.objective != "lm" or spec is None or not length:
+        return
+    usual = {"axolotl": micro, "ms-swift": 1}.get(trainer, 8)
+    said = str(word("eval_batch_size" if trainer == "axolotl" else "per_device_eval_batch_size"))
+    rows = int(said) if re.fullmatch(r"[1-9]\d{0,5}", said) else usual
+    tokens, weights = length / job.fields.get("cp", 1), total_parameters(spec)
+    shards = (job.fields.get("dp_shard") or job.fields.get("dp", 1)) if job.fields.get("zero", 0) >= 2 else 1
+    gradients = 0.0 if job.lora_rank else (2.0 if job.precision == "bf16_true" else 4.0) * weights / shards
+    layers = (2.0 if job.fields.get("recompute") else 34.0) * spec.num_layers * spec.hidden_size
+    scores = (8.0 if job.precision == "fp32" else 10.0) * rows * tokens * spec.vocab_size
+    more = scores - micro * tokens * (layers + 14.0 * spec.vocab_size * (not fused)) - gradients
+    if more > (1.0 * GIB + 2.0 * weights / shards) / 20:
+        release = ", before TRL 0.29 with Liger too" * (fused and trainer == "trl")
+        what = f"evaluation while training takes all scores of {rows} x {length} tokens at once{release}"
+        above = f"up to {scores / GIB:.1f} GiB, {more / GIB:.1f} GiB above the peak of a training step"
+        yield f"{what}: {above}, which is what a plan prices"
+
+
+EVAL_FUSED = (0, 29)
+"""Version of TRL since which Liger's loss is fused in evaluation."""
 
 
 def syncs_each(given: Settings) -> bool:

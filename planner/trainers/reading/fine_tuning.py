@@ -171,7 +171,7 @@ def reading(job: FineTuning) -> Reading:
     waits = second_copies(job.given, result.unread)
     _require_priced(result, job.given, [one.name for one in waits])
     own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
-    held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
+    held = by_release.of_wrapper(job.given, job.trainer, shard, result, spec) if job.trainer in OF_TRAINER else ()
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
     more = (*own[1], *of_methods(result.unread, spec, result.precision), *held)
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *more))
@@ -202,14 +202,14 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     of = base_weights.Adapted(
         trainer=job.trainer, frozen=frozen, precision=job.precision, rank=job.lora_rank, sharded=sharded,
         everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision), recompute=recompute,
-        tokens=job.tokens,
+        tokens=job.tokens, pairs=job.objective == "dpo", upcasts=job.upcasts,
     )  # fmt: skip
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
     words = listed(next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None) or "")
     named = job.trainer == "unsloth" or joint_layers(words)  # whose adapters are priced on layers that are joined; said already
     joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.lora_targets, job.lora_rank)
-    return {**of_base[0], **adapted[0]}, (*stored, *of_base[1], *halves, *adapted[1], *joint)
+    return {**of_base[0], **halves[0], **adapted[0]}, (*stored, *of_base[1], *halves[1], *adapted[1], *joint)
 
 
 def _splits_batches(given: Settings) -> bool:

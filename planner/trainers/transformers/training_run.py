@@ -61,7 +61,7 @@ def training_arguments(job: ExportJob) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
-        "bf16": work.precision in ("bf16", "bf16_true", "fp8"),
+        "bf16": work.precision in ("bf16", "fp8"),  # else in weights alone, without autocast
         "fp16": work.precision == "fp16",
         "optim": OPTIMIZERS[work.optimizer],
         **({"optim_args": "momentum=0.9"} if work.optimizer == "sgd" else {}),
@@ -88,7 +88,8 @@ def rendered(
     work, kind = job.workload, family(job.model)
     settings = {
         "training_arguments": training.pop("training_arguments"), "sequence_length": work.sequence_length,
-        "attention": "sdpa", "lora_rank": work.lora_rank, "dtype": _loaded(work), "offload_activations": False, **training,
+        "attention": "sdpa", "lora_rank": work.lora_rank, "dtype": _loaded(work), "offload_activations": False,
+        "autocast_adapters": work.precision != "bf16_true", **training,
     }  # fmt: skip
     files = {**own, "training.json": json_text(settings), "train.py": template("transformers", "transformers_train.txt")}
     if kind:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner.cost.parameters import total_parameters
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
 from planner.trainers.reading.commands import Launch, launched
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, reduced_last
 from planner.trainers.reading.fine_tuning import adapter_targets, layers_beside
 from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.interpolation import extended, override, resolved
@@ -20,9 +21,11 @@ from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.values import not_priced, percent, quotient
+from planner.trainers.reading.values import not_priced, percent, quotient, read_text
+from planner.trainers.reading.versions import newer, project_root
 from planner.trainers.verl.sft_words import by_tokens, kernel, of_tokens, own_kernel, require_adam, require_priced
 from planner.trainers.verl.usual import is_sft, own_sft, usual
+from planner.units import GIB
 
 PROGRAM = (
     r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer|[\w.]+\.fsdp_sft_trainer"
@@ -68,7 +71,7 @@ def read(path: Path, said: Given) -> Reading:
         for name in LENGTHS:  # what it extends may not be there, and verl's own 512 are hardly meant
             if given.section("data").get(name) is None:
                 given.ask(Question(name=f"data.{name}", about="tokens"))
-        return _actor(given, said.num_gpus, "megatron" in path.stem)
+        return _by_release(_actor(given, said.num_gpus, "megatron" in path.stem), path)
     try:
         found = launched(path, said, PROGRAM)
     except PlannerError:  # a program of its own, known by its overrides
@@ -101,10 +104,29 @@ def read(path: Path, said: Given) -> Reading:
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
         reading = _sft(given, found, said.num_gpus)
+        reading = _by_release(reading, path) if by_tokens(found) else reading
         return dataclasses.replace(reading, notes=(*reading.notes, *notes))
     megatron = "megatron" in str(found.settings.get("config_name", ""))
-    reading = _actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None)
+    reading = _by_release(_actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None), path)
     return dataclasses.replace(reading, notes=(*reading.notes, *notes))
+
+
+DEFERS, ENGINE = (0, 9), "verl/workers/engine/fsdp/transformer_impl.py"
+"""Version of verl whose FSDP engine reduces gradients with the last micro batch, and where it does.  [_gradient_sync_context]"""
+
+
+def _by_release(job: Reading, path: Path) -> Reading:
+    """The job as the version of verl, or its source beside the file, reduces gradients; a note where that is not known."""
+    last, new, root = reduced_last(job, job.trainer.startswith("verl")), newer(path, "verl", DEFERS), project_root(path)
+    if (root / "verl/workers").is_dir():
+        new = (root / ENGINE).is_file() and "set_requires_gradient_sync" in read_text(root / ENGINE)
+    if new is not None or last.trainer == job.trainer:
+        return last if new else job
+    shards = job.fields.get("dp_shard") or job.fields.get("dp", 1)
+    size = 4.0 * total_parameters(job.model) * (1.0 - 1.0 / shards) / GIB if isinstance(job.model, ModelSpec) else 0.0
+    by = f" by up to {size:.1f} GiB" if size else ""
+    what = "verl since 0.9 keeps gradients whole until the last micro batch, and they are priced as sharded after each, as before"
+    return dataclasses.replace(job, notes=(*job.notes, f"{what}: with it memory comes out too low{by}"))
 
 
 def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bool = False) -> Reading:
