@@ -56,10 +56,15 @@ def _parser(text: str) -> dict[str, Any]:
     return found
 
 
+def parser_around(where: str) -> Path | None:
+    """The module of arguments of the Megatron that lies around a file."""
+    folders = [one / "megatron" for one in Path(where).resolve().parents[:8]]
+    return next((one / name for one in folders for name in PLACES if (one / name).is_file()), None)
+
+
 def defaults_around(where: str) -> dict[str, Any]:
     """Defaults of the argument parser that lies around a file; {} without one."""
-    folders = [one / "megatron" for one in Path(where).resolve().parents[:8]]
-    file = next((one / name for one in folders for name in PLACES if (one / name).is_file()), None)
+    file = parser_around(where)
     return {} if file is None else _parser(read_text(file))
 
 

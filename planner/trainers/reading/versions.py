@@ -27,7 +27,9 @@ MODULES = {"ms_swift": "swift", "llama_factory": "llamafactory"}
 SAID_IN = ("__init__.py", "version.py", "_version.py", "extras/env.py", "VERSION", "version/version")
 BESIDE_IT = ("version.txt", "pyproject.toml", "setup.py", "../pyproject.toml", "../setup.py")
 """Where the source of a package says its version: within its folder, and beside it, where the package is named."""
-SAYS = re.compile(r"(?m)^(?:[ \t]*(?:__version__|VERSION|version)\b[^=\n]{0,40}=[ \t]*[\"'])?(\d+(?:\.\d+){1,3})(?:[._]?(dev|rc|a|b)\d*)?\b")
+SAYS = re.compile(
+    r"(?m)^(?:[ \t]*(?:__version__|VERSION|version)\b[^=\n]{0,40}=[ \t]*[\"'])?(\d+(?:\.\d+){1,3})(?:[._]?(dev|rc|a|b)\d*)?\b"
+)
 
 
 def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
