@@ -50,7 +50,7 @@ QWEN3 = """qwen3_configs = {
 """
 OLMO = """from olmo_core.nn.transformer import TransformerConfig
 model_config = TransformerConfig.{name}(vocab_size=100352)
-train_module_config = TransformerTrainModuleConfig(rank_microbatch_size=2 * 2048, max_sequence_length=2048, optim=AdamWConfig(lr=1e-3))
+train_module_config = TransformerTrainModuleConfig(rank_microbatch_size=2 * 2048, max_sequence_length=2048, optim=AdamWConfig())
 data_loader_config = NumpyDataLoaderConfig(global_batch_size=64 * 2048, seed=0)
 """
 FACTORIES = """class TransformerConfig:
@@ -72,8 +72,8 @@ FACTORIES = """class TransformerConfig:
             return cls.llama_like_moe(vocab_size=vocab_size, **kwargs)
         return cls.llama_like(vocab_size=vocab_size, **kwargs)
 """
-MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 \\
-    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000 --bf16 --swiglu
+MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 \\
+    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000 --bf16
 """
 
 
