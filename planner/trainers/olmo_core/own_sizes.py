@@ -1,6 +1,7 @@
 """Factories of TransformerConfig in the olmo_core around a script: forks change their sizes, and add others."""
 
 import ast
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def differs(own: dict[str, Any], known: dict[str, Any]) -> bool:
     """Whether sizes are others than those of OLMo-core's own factory."""
     usual = {"hidden_size_multiple_of": 256, "n_kv_heads": known.get("n_heads")}
     pairs = ((own[one], known.get(one, usual.get(one))) for one in NUMBERS if isinstance(own.get(one), int | float))
-    return any(not isinstance(right, int | float) or abs(left - right) > 1e-6 * abs(right) for left, right in pairs)
+    return any(not isinstance(right, int | float) or not math.isclose(left, right) for left, right in pairs)
 
 
 def _words(functions: dict[str, ast.FunctionDef], name: str, depth: int) -> dict[str, Any] | None:
