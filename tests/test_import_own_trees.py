@@ -187,10 +187,15 @@ def test_megatron_one_copy_in_the_project(tmp_path: Path) -> None:
     assert parser_around(str(job)) is None
 
 
-def test_a_classifier_of_images_is_no_megatron_job(tmp_path: Path) -> None:
-    words = "--num-layers 50 --seq-length 1 --micro-batch-size 8 --global-batch-size 64 --hidden-size 8"
+@pytest.mark.parametrize("text", [
+    "python train_imagenet.py {words}\n",
+    "PARAMS=( {words} )\n${{LOGGER}} python train_imagenet.py ${{PARAMS[@]}} --num-layers 50\n",
+])  # fmt: skip
+def test_a_classifier_of_images_is_no_megatron_job(tmp_path: Path, text: str) -> None:
+    words = "--num-layers 50 --optimizer sgd --image-shape 4,224,224 --lr 1 --kv-store horovod"
+    more = " --seq-length 1 --micro-batch-size 8 --hidden-size 8" * ("PARAMS" not in text)
     with pytest.raises(PlannerError, match="train_imagenet.py trains with classification of images"):
-        read(written(tmp_path, f"python train_imagenet.py {words}\n", "run.sh"), None, Given(num_gpus=8))
+        read(written(tmp_path, text.format(words=words + more), "run.sh"), "megatron", Given(num_gpus=8))
 
 
 def test_accelerate_with_sections_of_a_program(tmp_path: Path) -> None:
