@@ -7,11 +7,13 @@ from planner.trainers.reading.accelerate_file import accelerate
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import FineTuning, optimizer
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings_files import require_no_sections
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
+    require_no_sections(path, file_settings(path, "a configuration of accelerate"))
     sharding = accelerate(path, said=said)
     given = Settings(path, said.filled({}), said=said)
     micro = said.micro_batch_size or given.number("per_device_train_batch_size")

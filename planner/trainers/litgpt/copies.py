@@ -10,7 +10,7 @@ from typing import Any
 from planner.layout import Recompute
 from planner.trainers.litgpt.fabric_programs import POLICIES, SHARDING
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.python_text import last_name, tree_or_none
+from planner.trainers.reading.python_text import fields_of, last_name, tree_or_none
 from planner.trainers.reading.settings import Settings, beside
 
 FULLY_SHARDED = "ModelParallelStrategy"
@@ -67,7 +67,7 @@ def _fields(given: Settings, made: list[ast.Call], program: str) -> dict[str, in
             about = f"{program}.py beside it makes {', '.join(sorted(kinds))}"
             given.ask(Question(name="strategy", about=about, choices=tuple(CHOICES)))
         return CHOICES.get(answer, {})
-    words = [{one.arg: one.value for one in call.keywords} for call in made]
+    words = [{one.arg: _said(given, one.value) for one in call.keywords} for call in made]
     if len(words) > 1 or None in words[0]:  # one of several, or with keywords that stand elsewhere
         return {}
     policy = next((words[0][one] for one in POLICIES if one in words[0]), None)
@@ -76,6 +76,24 @@ def _fields(given: Settings, made: list[ast.Call], program: str) -> dict[str, in
     name: Any = word.value if isinstance(word, ast.Constant) else last_name(word) if word is not None else "FULL_SHARD"
     sharded = {"zero": SHARDING[name], **({} if name == "HYBRID_SHARD" else {"dp_shard": 0})} if name in SHARDING else {}
     return {**sharded, "recompute": int(Recompute.FULL if again else Recompute.NONE)}
+
+
+def _said(given: Settings, node: ast.expr) -> ast.expr:
+    """What stands in the place of a setting of the copy's own, fsdp.strategy, or hangs on one, x if fsdp.again else y: by the file,
+    or by the default of the class in litgpt/args.py that has such a field."""
+    test = node.test if isinstance(node, ast.IfExp) else node
+    if not (isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name)):
+        return node
+    tree = tree_or_none(beside(given.path, "litgpt/args.py", (".py",))) or ast.Module([], [])
+    classes = [one for one in tree.body if isinstance(one, ast.ClassDef)]
+    usual = next((value for one in classes for name, value in fields_of(one) if name == test.attr), None)
+    if usual is None:
+        return node
+    said = given.get(f"{test.value.id}.{test.attr}")
+    value = usual if said is None else ast.Constant(said)
+    if not isinstance(node, ast.IfExp):
+        return value
+    return node.body if isinstance(value, ast.Constant) and str(value.value).lower() in ("true", "1") else node.orelse
 
 
 def _compiles(tree: ast.Module) -> bool | None:

@@ -205,7 +205,7 @@ def _of_a_fork(given: Settings, unread: tuple[str, ...]) -> list[Question]:
     for one in unread:
         name, _, value = one.partition(" = ")
         switch = re.fullmatch(r"use_\w+", name) is not None and value == "True" and name not in known
-        if switch or (re.fullmatch(r"[a-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
+        if switch or (re.fullmatch(r"[A-Za-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
             by, on = switch_of(name, given.data) or (name, True)
             if on:
                 found.setdefault(name if by in known else by, []).append(name)

@@ -11,6 +11,7 @@ from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import RENAMED, Arguments
 from planner.trainers.megatron.trainer_words import FLASH, OLD, has_fsdp
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import project_root
 
 PLACES = ("arguments.py", "training/arguments.py")
 """Of the argument parser in the package of Megatron."""
@@ -56,10 +57,17 @@ def _parser(text: str) -> dict[str, Any]:
     return found
 
 
+def parser_around(where: str) -> Path | None:
+    """The module of arguments of the Megatron that lies around a file, or of the one copy of it in the project."""
+    folders = [one / "megatron" for one in Path(where).resolve().parents[:8]]
+    copies = sorted(project_root(Path(where)).glob("*[Mm]egatron*/megatron"))
+    folders += copies if len(copies) == 1 else []
+    return next((one / name for one in folders for name in PLACES if (one / name).is_file()), None)
+
+
 def defaults_around(where: str) -> dict[str, Any]:
     """Defaults of the argument parser that lies around a file; {} without one."""
-    folders = [one / "megatron" for one in Path(where).resolve().parents[:8]]
-    file = next((one / name for one in folders for name in PLACES if (one / name).is_file()), None)
+    file = parser_around(where)
     return {} if file is None else _parser(read_text(file))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import Arguments, decides
-from planner.trainers.megatron.around import USUAL, take_defaults, take_own_layers
+from planner.trainers.megatron.around import USUAL, parser_around, take_defaults, take_own_layers
 from planner.trainers.megatron.forks import RMS_NORM
 from planner.trainers.reading.programs import program_file
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import last_name, tree_or_none
 from planner.trainers.reading.values import read_text
 
 MOST_MODULES = 12
@@ -49,6 +49,8 @@ def take_around(found: Arguments) -> None:
     """Takes what lies around a script: what its program says, then the defaults of the Megatron there."""
     _take_program(found)
     take_defaults(found)
+    parser = None if found.dumped else tree_or_none(parser_around(found.where))
+    _take_assigned(found, [parser] if parser is not None else [], "arguments.py of the Megatron around it")
 
 
 def _take_program(found: Arguments) -> None:
@@ -59,7 +61,7 @@ def _take_program(found: Arguments) -> None:
         if none and name not in found and not (name == "recompute_granularity" and found.get("recompute_activations")):
             found[name] = str(value)
             found.notes.append(f"{found.spelled(name)} {value} by args_defaults of {found.program}")
-    _take_assigned(found, trees[:1])
+    _take_assigned(found, trees[:1], found.program)
     nodes = [node for tree in trees for node in ast.walk(tree)]
     if any(_says_local(node) for node in nodes):
         take_own_layers(found, f"{found.program} takes Megatron's own layers alone, which keep scores without --use-flash-attn")
@@ -71,11 +73,13 @@ def _take_program(found: Arguments) -> None:
         found.notes.append(f"--normalization RMSNorm: layers of {found.program} have it")
 
 
-STARTS = re.compile(r"provider|train|initiali|set_?up|^main$")
-"""Functions of a program that run before its first step."""
+STARTS = re.compile(r"provider|train|initiali|set_?up|^(main|parse_args|validate_args)$")
+"""Functions of a program, and of the module of arguments, that run before its first step."""
+OF_MEGATRON = ("transformer_impl", "use_layer_wise_distributed_optimizer")
+"""What Megatron's own functions set so, or set again under a condition."""
 
 
-def _take_assigned(found: Arguments, trees: list[ast.Module]) -> None:
+def _take_assigned(found: Arguments, trees: list[ast.Module], where: str) -> None:
     """Takes constants that a program gives arguments by itself, args.bf16 = True, whatever its script says."""
     functions = [one for tree in trees for one in tree.body if isinstance(one, ast.FunctionDef) and STARTS.search(one.name)]
     for node in (one for function in functions for one in function.body if isinstance(one, ast.Assign)):
@@ -84,12 +88,12 @@ def _take_assigned(found: Arguments, trees: list[ast.Module]) -> None:
             continue
         name, said, text = target.attr, value.value, str(value.value)
         same = str(found.get(name)) == text or (said in (None, False) and not found.get(name))
-        if same or not decides(name) or name == "transformer_impl":
+        if same or not decides(name) or name in OF_MEGATRON:
             continue
         found.pop(name, None)
         if said not in (None, False):
             found[name] = True if said is True else text
-        found.notes.append(f"{found.spelled(name)} {text}: {found.program} sets it, whatever is said")
+        found.notes.append(f"{found.spelled(name)} {text}: {where} sets it, whatever is said")
 
 
 def _modules(program: Path) -> list[ast.Module]:

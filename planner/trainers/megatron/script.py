@@ -58,6 +58,8 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         other = next((one.words[0] for one in commands if not _trains(one) and _deciding(one.words) >= LEAST), None)
         if other is not None:
             raise PlannerError(f"{where}: it starts {shown(other)}, which trains nothing")
+        for one in (one for one in commands if _deciding(one.words)):
+            _require_language_model(where, one.words[0])
         best = [one for one in [Command(_all_options(script))] if one.words] or best or [Command([])]
     best = [one for one in commands if any(word.startswith("--yaml-cfg") for word in one.words)] or best
     best = [one for one in best if not is_other(" ".join(one.words[:1]))] or best  # of a script for GPT, BERT and T5

@@ -8,6 +8,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
+from planner.trainers.olmo_core.own_sizes import NUMBERS, differs, own_factory
 from planner.trainers.reading.built_parts import Parts
 from planner.trainers.reading.configuration import known_model
 from planner.trainers.reading.python_text import entry, last_name
@@ -77,6 +78,7 @@ class Model:
     """Rows of its tables; None = not said."""
     half: bool = False
     """Its weights are bf16."""
+    notes: tuple[str, ...] = ()
 
 
 def model_of(script: Parts) -> Model:
@@ -97,8 +99,27 @@ def model_of(script: Parts) -> Model:
     places = (one for one in script.changed() if SIZES.search(one) and not QUIET.fullmatch(one.rpartition(".")[2]))
     if changed := next(places, None):
         return Model(None, f"{name} is changed after it is made: {changed[:80]}", rows, half)
-    spec, about = _spec(script, name, said, rows)
-    return Model(spec, about, rows, half)
+    sizes, notes = _factory(script, name)
+    spec, about = _spec(script, name, sizes, said, rows)
+    return Model(spec, about, rows, half, notes if spec is not None else ())
+
+
+def _preset(name: str) -> str | None:
+    return preset_of(re.sub(r"_(\d+)_(\d+B)$", r"-\1.\2", name)) or preset_of(name)
+
+
+def _factory(script: Parts, name: str) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """(What a factory calls llama_like with, note): that of the olmo_core around the script where it is another one, or none of
+    OLMo-core's; {} = it is not known; None = the one around calls it in a way that is not read."""
+    own, known = own_factory(script.path, name), FACTORIES.get(name, {})
+    if not known and _preset(name):
+        return {}, ()
+    if not own or (known and not differs(own, known)):
+        return (None if own is None else known), ()
+    kept = {one: value for one, value in known.items() if one not in NUMBERS}
+    sizes = {one: own[one] for one in NUMBERS if own.get(one) is not None}
+    said = ", ".join(f"{one} {sizes[one]:.4g}" for one in NUMBERS if isinstance(sizes.get(one), int | float))
+    return {**kept, **sizes} if known else own, (f"{name} is as the olmo_core around the script has it: {said}",)
 
 
 def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
@@ -176,14 +197,18 @@ def _rows(script: Parts, call: ast.Call, said: dict[str, Any]) -> int | None:
     return tokens if isinstance(node, ast.Attribute) and node.attr == "vocab_size" else None
 
 
-def _spec(script: Parts, name: str, said: dict[str, Any], rows: int | None) -> tuple[ModelSpec | None, str]:
+def _spec(
+    script: Parts, name: str, sizes: dict[str, Any] | None, said: dict[str, Any], rows: int | None
+) -> tuple[ModelSpec | None, str]:
     """The model of a factory with what it is called with; None, with the reason, for one that the planner cannot say."""
-    if name not in FACTORIES:
-        preset = preset_of(re.sub(r"_(\d+)_(\d+B)$", r"-\1.\2", name)) or preset_of(name)
+    if sizes is None:
+        return None, f"{name} of the olmo_core around it is one of its own"
+    if not sizes and name not in FACTORIES:
+        preset = _preset(name)
         if preset is None or (more := [one for one in said if not QUIET.fullmatch(one)]):
             return None, f"{name} is no preset" if preset is None else f"{name} with {', '.join(more)[:80]}"
         return replace(load_model(preset), vocab_size=rows or load_model(preset).vocab_size), ""
-    all_of_it: dict[str, Any] = {**FACTORIES[name], **said}
+    all_of_it: dict[str, Any] = {**sizes, **said}
     try:
         return _built(script, name, all_of_it, rows)
     except (PlannerError, TypeError, ValueError, KeyError, ZeroDivisionError, OverflowError):

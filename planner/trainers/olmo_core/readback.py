@@ -80,7 +80,8 @@ def read(path: Path, said: Given) -> Reading:
         asked.append(replace(NEEDED["num_gpus"], about=f"{NEEDED['num_gpus'].about}{shared}"))
     if asked or length is None or said.num_gpus is None or spec is None:
         ask(str(path), list({one.name: one for one in asked}.values()))
-    notes = (*notes_of(script, parts, parallel), *[f"{said.num_gpus} GPUs, with which the script launches itself"] * bool(launched),
+    notes = (*model.notes, *notes_of(script, parts, parallel),
+             *[f"{said.num_gpus} GPUs, with which the script launches itself"] * bool(launched),
              *[f"sequences of {length} tokens, OLMo-core's default"] * usual)  # fmt: skip
     parallel |= replicas_of(path, parallel, said.num_gpus)
     training: dict[str, Any] = {

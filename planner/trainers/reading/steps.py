@@ -9,7 +9,7 @@ from planner.trainers.reading.settings import Settings
 NOT_LM = {
     **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
     **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
-    "qat": "quantisation-aware training",
+    "qat": "quantisation-aware training", **dict.fromkeys(("imagenet", "resnet"), "classification of images"),
     **{name: name.upper() for name in ("gspo", "dapo", "remax")},
 }  # fmt: skip
 """What has another step than a language model or DPO, or another optimizer, as words of a path."""

@@ -22,14 +22,41 @@ _COMMAND = re.compile(r"(?m)^[^#\n]*\b(?:pip3?|uv|(?:micro)?mamba|conda)\b[^\n]{
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9}){1,3})(?![\w.])"
 """A tag of a release."""
 LARGEST = 400_000
+MODULES = {"ms_swift": "swift", "llama_factory": "llamafactory"}
+"""Packages whose folder has another name."""
+SAID_IN = ("__init__.py", "version.py", "_version.py", "extras/env.py", "VERSION", "version/version")
+BESIDE_IT = ("version.txt", "pyproject.toml", "setup.py", "../pyproject.toml", "../setup.py")
+"""Where the source of a package says its version: within its folder, and beside it, where the package is named."""
+SAYS = re.compile(
+    r"(?m)^(?:[ \t]*(?:__version__|VERSION|version)\b[^=\n]{0,40}=[ \t]*[\"'])?(\d+(?:\.\d+){1,3})(?:[._]?(dev|rc|a|b)\d*)?\b"
+)
 
 
 def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(lowest, highest) version of a package that the project around a file allows, () = no bound; None = it does not say."""
+    if (found := _of_source(path, package)) is not None:
+        return found
     for file in _files(path):
         commands = file.resolve() == path.resolve() or any(file.match(one) for one in INSTALL)
         if (found := _in_text(read_text(file), package, commands)) is not None:
             return found
+    return None
+
+
+def _of_source(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The version of a package whose source lies around a file, as in a fork of it: the one before it and itself while it is in
+    development; None = it does not lie there, or does not say."""
+    module = package.lower().replace("-", "_")
+    module = MODULES.get(module, module)
+    homes = (up / way / module for up in path.resolve().parents[: 2 * ABOVE] for way in ("", "src", package, f"{package}/src"))
+    named = re.compile(rf"(?i)\bname\s*=\s*[\"']{re.escape(package)}[\"']")
+    for home in (one for one in homes if one.is_dir()):
+        within = [read_text(file) for one in SAID_IN if library.is_file(file := home / one)]
+        beside = [read_text(file) for one in BESIDE_IT if library.is_file(file := home.parent / one)]
+        texts = (*within, *(text for text in beside if SAYS.match(text) or named.search(text)))
+        for said in filter(None, map(SAYS.search, texts)):
+            version = tuple(map(int, said[1].split(".")))
+            return _below(version) if said[2] else version, version
     return None
 
 

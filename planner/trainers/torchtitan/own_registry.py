@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.layout import Recompute
-from planner.model import ModelSpec, from_hugging_face
+from planner.model import ModelSpec, from_hugging_face, load_model
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python_text import tree_or_none
 from planner.trainers.reading.settings import beside
@@ -17,23 +17,34 @@ from planner.trainers.reading.values import read_text
 from planner.trainers.torchtitan.flavors import model_named
 from planner.units import GIB
 
-VOCABULARIES = {"llama3": 128256, "llama2": 32000}
+VOCABULARIES = {"llama3": 128256, "llama2": 32000, "qwen3": 151936}
 """Of the families whose flavours are read, by their tokenizers."""
+SIZES = {"dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "ffn_dim_multiplier", "vocab_size"}
+OF_QWEN = {"head_dim": 128, "hidden_dim": 3072, "qk_norm": True, "enable_weight_tying": False, "n_kv_heads": 8}
+"""Further words of Qwen3ModelArgs, and their defaults.  [models/qwen3/model/args.py]"""
 NO_SIZES = {"rope_theta", "norm_eps", "max_seq_len", "depth_init", "use_flex_attn", "attn_mask_type", "norm_type", "eos_id"}
 """Words of TransformerModelArgs that are no sizes."""
 
 
-def own_model(path: Path, name: str, flavor: str) -> tuple[ModelSpec | None, str]:
-    """(The model, what was taken for what) of a family and flavour that is no preset's, by the registry around the configuration;
-    None = it is not there, or its words are not all known.  [models/llama3/__init__.py, model/args.py, FeedForward]"""
+def own_model(path: Path, name: str, flavor: str, known: str = "") -> tuple[ModelSpec | None, str]:
+    """(The model, what was taken for what) of a family and flavour that is no preset's, or has other sizes than the preset that is
+    ``known``, by the registry around the configuration; None = it is not there, or its words are not all known.
+    [models/llama3/__init__.py, model/args.py, FeedForward]"""
     folders = (name, "llama") if name in VOCABULARIES and "debug" not in flavor else ()  # whose tokenizer is a small one
     for file in filter(None, (beside(path, f"torchtitan/models/{one}/__init__.py", (".py",)) for one in folders)):
         words = _words(file, name, flavor)
         whole = [words.get(one) for one in ("dim", "n_layers", "n_heads")]
         if all(isinstance(one, int) and one > 0 for one in whole):
             spec, where = _spec(words, name, str(file)), "/".join(file.parts[-3:])
-            return spec, f"{name} {flavor}: layers of {where} around it, with a vocabulary of {spec.vocab_size}"
+            if known and _sizes(spec) == _sizes(load_model(known)):
+                return None, ""
+            other = f", which are not those of {known}" * bool(known)
+            return spec, f"{name} {flavor}: layers of {where} around it{other}, with a vocabulary of {spec.vocab_size}"
     return None, ""
+
+
+def _sizes(spec: ModelSpec) -> tuple[int, ...]:
+    return spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.ffn_size
 
 
 def of_upstream(words: list[str], module: str, config: str, given: Given) -> dict[str, Any]:
@@ -93,7 +104,7 @@ def _words(file: Path, name: str, flavor: str) -> dict[str, Any]:
         for key, value in zip(registry.keys, registry.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == flavor and isinstance(value, ast.Call) and not value.args:
                 given = {one.arg: one.value.value for one in value.keywords if isinstance(one.value, ast.Constant)}
-                sizes = {"dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "ffn_dim_multiplier", "vocab_size"}
+                sizes = SIZES | (OF_QWEN.keys() if name == "qwen3" else set())
                 whole = len(given) == len(value.keywords) and given.keys() <= sizes | NO_SIZES
                 return {str(word): one for word, one in given.items()} if whole else {}
     return {}
@@ -103,10 +114,15 @@ def _spec(words: dict[str, Any], name: str, source: str) -> ModelSpec:
     width, multiple = int(8 * words["dim"] / 3), int(words.get("multiple_of") or 256)
     width = int(float(words.get("ffn_dim_multiplier") or 1.0) * width)
     vocabulary = words.get("vocab_size") or -1
-    sizes = {
+    if name == "qwen3":
+        words = OF_QWEN | words
+    sizes: dict[str, Any] = {
         "model_type": "llama", "hidden_size": words["dim"], "num_hidden_layers": words["n_layers"],
         "num_attention_heads": words["n_heads"], "num_key_value_heads": words.get("n_kv_heads") or words["n_heads"],
         "intermediate_size": multiple * math.ceil(width / multiple), "tie_word_embeddings": False,
         "vocab_size": vocabulary if vocabulary > 0 else VOCABULARIES[name],
     }  # fmt: skip
+    if name == "qwen3":
+        sizes |= {"model_type": name if words["qk_norm"] else "llama", "intermediate_size": words["hidden_dim"],
+                  "head_dim": words["head_dim"], "tie_word_embeddings": words["enable_weight_tying"]}  # fmt: skip
     return from_hugging_face(sizes, source=source)

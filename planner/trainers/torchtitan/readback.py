@@ -53,7 +53,7 @@ QUIET = ("context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "sp
 
 DECIDES = re.compile(
     r"float8|fp[48]|mxfp|[48]_?bit|quant|lora|galore|offload|frozen|freeze|(recompute|checkpoint)|parallel_(degree|size)|micro_?batch"
-    r"|accumulation|batch_size|teacher|distill|(^|[._])ema([._]|$)|dtype|precision"
+    r"|accum(ulat|_|$)|batch_size|teacher|distill|(^|[._])ema([._]|$)|dtype|precision"
     r"|ulysses|context_parallel_(type|impl)|tp2ep"
 )
 """Words of a fork's own keys of these sections that decide memory, precision or degrees."""

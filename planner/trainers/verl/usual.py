@@ -20,19 +20,23 @@ USUAL = (
     *(f"actor_rollout_ref.actor.megatron.{one}" for one in
       ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")),
     *(f"actor_rollout_ref.{one}" for one in
-      ("model.enable_gradient_checkpointing", "actor.ppo_mini_batch_size", "actor.ulysses_sequence_parallel_size", "rollout.n")),
-    "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
+      ("model.enable_gradient_checkpointing", "actor.ppo_mini_batch_size", "actor.ulysses_sequence_parallel_size", "rollout.n",
+       "rollout.n_agent", "model.enable_activation_offload", "model.use_fused_kernels", "model.lora_rank",
+       *(f"actor.{one}" for one in ("ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz",
+                                    "ppo_max_token_len_per_gpu", "fsdp_config.fsdp_size", "fsdp_config.reshard_after_forward",
+                                    "fsdp_config.offload_policy")))),
+    "data.max_prompt_length", "data.max_response_length", "data.train_batch_size", "trainer.n_gpus_per_node", "trainer.nnodes",
 )  # fmt: skip
 """Keys whose defaults are taken from the configuration of the verl around a script."""
 CHECKPOINTING = "model.enable_gradient_checkpointing"
 USUAL_SFT = (
     CHECKPOINTING, MODEL_DTYPE, "model.lora_rank", "data.train_batch_size", "data.max_length",
-    "data.micro_batch_size_per_gpu", "data.micro_batch_size", "ulysses_sequence_parallel_size",
+    "data.micro_batch_size_per_gpu", "data.micro_batch_size", "ulysses_sequence_parallel_size", "model.fsdp_config.cpu_offload",
+    "model.fsdp_config.offload_params",
 )  # fmt: skip
 """Those of its SFT trainer."""
 OWN_SFT = (
-    *USUAL_SFT, "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params",
-    "model.target_modules", "model.use_liger", "model.partial_pretrain", "use_remove_padding",
+    *USUAL_SFT, "model.target_modules", "model.use_liger", "model.partial_pretrain", "use_remove_padding",
 )  # fmt: skip
 """Those that a configuration of a project's own decides too."""
 TRAINER = "FSDPSFTTrainer"
