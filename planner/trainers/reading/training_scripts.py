@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
+from planner.trainers.reading import lengths, own_flow, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
 from planner.trainers.reading.own_classes import OTHER_MODELS, UNSLOTH, known_loads, model_loads, owner
-from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of
+from planner.trainers.reading.own_parts import SIZES, default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running, WithModules
@@ -120,6 +120,7 @@ def settings_of(
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
     settings.one_gpu = on_one_gpu(loads) and not {"deepspeed", "fsdp"} & data.keys()
     settings.asked |= {one for one in taken if data.get(one) is None}  # keywords that have another name here
+    settings.told = own_flow.passed_over(script, trainers, SIZES)
     said.used.update(taken)
     waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
     settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
