@@ -78,6 +78,11 @@ def _loaded(script: Running, node: ast.expr) -> bool:
 
 def _frozen(script: Running) -> Iterator[ast.stmt]:
     """Statements that may run and take weights out of the training."""
+    return (node for node, value, _ in _decided(script) if not (isinstance(value, ast.Constant) and value.value is not False))
+
+
+def _decided(script: Running) -> Iterator[tuple[ast.stmt, ast.expr, str]]:
+    """Statements that may run and say whether weights are trained, what they say, and of what."""
     waiting: deque[tuple[ast.AST, str, ast.expr | None]] = deque([(script.tree, "", None)])
     while waiting:
         node, home, loop = waiting.popleft()  # with the innermost class around it, and what the innermost loop goes over
@@ -85,18 +90,34 @@ def _frozen(script: Running) -> Iterator[ast.stmt]:
         waiting += ((child, home, loop) for child in ast.iter_child_nodes(node))
         if isinstance(node, ast.Assign | ast.Expr) and (said := _said(node)) is not None:
             owner, value = said
-            trains = isinstance(value, ast.Constant) and value.value is not False
-            other = any(OTHERS.search(ast.unparse(one)) for one in (owner, loop) if one is not None)
-            if not (trains or other) and script.may_run(value, home):
-                yield node
+            place = " ".join(ast.unparse(one) for one in (owner, loop) if one is not None)
+            if not OTHERS.search(place) and script.may_run(value, home):
+                yield node, value, place
+
+
+TABLES = {"embed_tokens": r"(?<!output_)embed(?!_?out)|wte", "lm_head": r"lm_head|output_(embeddings|layer)|embed_out"}
+"""Tables of the vocabulary as modules_to_save names them -> parts of names by which programs choose them."""
+
+
+def beside_adapters(script: Running) -> list[str]:
+    """Tables that a program trains as a whole although it makes adapters: "lm_head" in name: param.requires_grad = True."""
+    found: list[str] = []
+    for _, value, place in _decided(script):
+        if isinstance(value, ast.Constant) and value.value is True:
+            tests = [ast.unparse(one) for one in script.conditions(value, met=True)[-1:]]
+            text = " ".join([place, *(one for one in tests if not re.search(r"\bnot\b", one))])
+            found += [name for name, words in TABLES.items() if re.search(words, text)]
+    return list(dict.fromkeys(found))
 
 
 def _said(node: ast.Assign | ast.Expr) -> tuple[ast.expr, ast.expr] | None:
-    """Of what, and which, in requires_grad = ... and requires_grad_(...)."""
+    """Of what, and which, in requires_grad = ..., requires_grad_(...) and setattr(..., "requires_grad", ...)."""
     if isinstance(node, ast.Assign):
         target = node.targets[0]
         return (target.value, node.value) if isinstance(target, ast.Attribute) and target.attr == NAME else None
     call = node.value
+    if isinstance(call, ast.Call) and last_name(call.func) == "setattr" and getattr(call.args[1], "value", None) == NAME:
+        return call.args[0], call.args[2]
     if not isinstance(call, ast.Call) or last_name(call.func) != f"{NAME}_" or not call.args:
         return None
     return getattr(call.func, "value", call), call.args[0]

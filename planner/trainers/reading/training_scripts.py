@@ -9,7 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading import lengths, own_flow, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
+from planner.trainers.reading import (
+    lengths,
+    own_flow,
+    own_passes,
+    own_weights,
+    script_parts,
+    several_trainers,
+    unsloth_parts,
+)
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
@@ -186,7 +194,7 @@ _OBJECTS = (
     "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
     "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
     "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name",
-    "logging_dir", "model_init_kwargs", "quantization_config",
+    "logging_dir", "model_init_kwargs", "quantization_config", "optimizer", "compute_loss",
 )  # fmt: skip
 """Keywords that are objects of the script, or that decide nothing."""
 
@@ -376,6 +384,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     whole = list(WHOLE) if unsloth and unsloth_parts.adds_tokens(script, calls[0]) else whole
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
+    elif isinstance(script, Running) and (tables := own_weights.beside_adapters(script)):
+        found["modules_to_save"] = tables
     found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}
     if unsloth:
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
