@@ -17,7 +17,8 @@ name = "meta-llama/Llama-3.1-8B"
 model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.bfloat16, attn_implementation="sdpa")
 tokenizer = AutoTokenizer.from_pretrained(name)
 {between}
-args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, bf16=True, gradient_checkpointing=True, optim="adamw_torch")
+more = dict(gradient_checkpointing=True, optim="adamw_torch")
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, bf16=True, **more)
 tokens = tokenizer("text", truncation=True, max_length=2048)
 trainer = Trainer(model=model, args=args, train_dataset=data)
 {behind}
@@ -117,7 +118,7 @@ def test_what_is_done_to_a_model_that_nobody_reads_is_named(tmp_path: Path, line
 
 def test_a_loss_that_is_set_on_the_trainer_is_named_and_many_are_counted(tmp_path: Path) -> None:
     job = found(tmp_path, behind="trainer.compute_loss = ours")
-    assert "'trainer.compute_loss = ours' (line 12) is not read" in passed_over(job)
+    assert "'trainer.compute_loss = ours' (line 13) is not read" in passed_over(job)
     assert job.unread == ()
     four = "\n".join(f"change_{one}(model)" for one in "abcd")
     assert "'change_c(model)' (line 10) and 1 more are not read: what they change" in passed_over(found(tmp_path, four))

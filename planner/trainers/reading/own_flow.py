@@ -9,8 +9,6 @@ from planner.errors import shown
 from planner.trainers.reading.python_text import FAR, last_name
 from planner.trainers.reading.running import Running
 
-Place = tuple[str, str]
-"""(Function, name that holds the model in it)."""
 LOOKS = (
     r"_*(print|log|save|push|upload|export|count|show|report|describe|verify|check|assert|eval|generate|test|infer|predict|sample|get|is|has"
     r"|find|list|dump|debug|info|warn|inspect|estimate|summar|compute|load|write|track|watch|demo|chat|benchmark|measure|validate|collect"
@@ -33,7 +31,7 @@ CALLS = re.compile(
 METHODS = re.compile(
     rf"{LOOKS}|{GIVES_BACK.pattern}|(named_)?(parameters|modules|children|buffers)|state_dict|enable_input_require_grads|tie_weights|unload"
     r"|gradient_checkpointing_(en|dis)able|resize_token_embeddings|set_\w*(embeddings|adapters?)|requires_grad_|apply|post_init|\w*init_weights"
-    r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|zero_grad|forward|backward|step|numel|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
+    r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|sleep|zero_grad|forward|backward|step|numel|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
     r"|items|keys|values|split|lower|upper|replace|\w?strip|startswith|endswith|pop|update|copy|append|extend|join|encode|decode|setdefault"
     r"|(normal|zero|copy|fill|uniform|add|mul|div|xavier\w+|kaiming\w+)_|is_floating_point|(un)?squeeze|view|numpy|tolist|clear|all|any|max|min"
 )
@@ -87,13 +85,18 @@ class Flow:
         self.held = {self._place(one) for one in given if isinstance(one, ast.Name | ast.Attribute)}
         self.end = {script.home_of(one): one.lineno for one in trainers}
         self.trainers = {ast.unparse(one.targets[0]) for one in puts if one.value in trainers}
+        loads = script.calls("from_pretrained", "from_config") if load is None else ()
+        words = [*(word.value for one in loads for word in one.keywords if word.arg == "config"),
+                 *(arg for one in loads for arg in one.args if last_name(one.func) == "from_config")]  # fmt: skip
+        self.configs = {ast.unparse(one) for one in words}
         self._back, before = load is None, -1
         while before < len(self.held):
             before = len(self.held)
             for node in self.nodes:
                 self._spread(node)
 
-    def _place(self, node: ast.expr) -> Place:
+    def _place(self, node: ast.expr) -> tuple[str, str]:
+        """(Function, name that holds the model in it)."""
         text = ast.unparse(node)
         return ("" if text.startswith("self.") else self.script.home_of(node), text)
 
@@ -167,8 +170,9 @@ class Flow:
         text = f"{'.'.join(place.split('.')[-3:])} = {ast.unparse(value)[:30]}"
         if OF_LIBRARY.fullmatch(place) or (place.endswith(".compute_loss") and place.rpartition(".")[0] in self.trainers):
             return "" if re.search("flash|torch.compile", text) else text
-        if isinstance(target, ast.Attribute | ast.Subscript) and before and self._is(target.value) and not self.holds(target):
-            name = last_name(target if isinstance(target, ast.Attribute) else target.value)
+        part = target.value if isinstance(target, ast.Attribute | ast.Subscript) and before and not self.holds(target) else None
+        if part is not None and (self._is(part) or ast.unparse(part) in self.configs):
+            name = last_name(target if isinstance(target, ast.Attribute) else part)
             plain = (isinstance(value, ast.Constant) and "config" not in place) or re.search(r"\blen\(|torch\.compile\(", text)
             return "" if plain or DECIDES_NOTHING.fullmatch(name) or read.fullmatch(name) else text
         if not (before and isinstance(value, ast.Call) and self.holds(target) and (given := self._given(value))):

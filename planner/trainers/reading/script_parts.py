@@ -137,10 +137,10 @@ TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """Methods of a module that turn its weights into another dtype."""
 
 
-def turned(script: Script, load: ast.Call) -> dict[str, Any]:
+def turned(script: Running, load: ast.Call) -> dict[str, Any]:
     """The dtype that a model is turned into: from_pretrained(...).half(), model.to(torch.bfloat16), also where a function is given
     it or another name holds it; not that of a part: model.lm_head.float()."""
-    flow = Flow(script, load=load) if isinstance(script, Running) else None
+    flow = Flow(script, load=load)
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and _inner(one.value, load) is load]
     holds = [ast.unparse(one.targets[0]) for one in made]
     found: dict[str, Any] = {}
@@ -153,21 +153,20 @@ def turned(script: Script, load: ast.Call) -> dict[str, Any]:
     return found | _one_by_one(script, load, holds, flow) | ({CAST: True} if _casts_adapters(script) else {})
 
 
-def _holds(node: ast.AST, names: Sequence[str], flow: Flow | None, at: ast.expr | ast.For, load: ast.Call) -> bool:
+def _holds(node: ast.AST, names: Sequence[str], flow: Flow, at: ast.expr | ast.For, load: ast.Call) -> bool:
     """Whether a name holds the model that is loaded: one that the load is assigned to, behind it, or another that it goes on in."""
-    goes = flow is not None and isinstance(node, ast.expr) and flow.holds(node)
-    if goes and flow is not None and isinstance(node, ast.expr) and flow.script.home_of(node) != flow.script.home_of(load):
-        return True
-    return (goes or (isinstance(node, ast.Name) and node.id in names)) and at.lineno >= load.lineno
+    named = isinstance(node, ast.Name) and node.id in names
+    elsewhere = isinstance(node, ast.expr) and flow.script.home_of(node) != flow.script.home_of(load)
+    return (named and at.lineno >= load.lineno) or (flow.holds(node) and (elsewhere or at.lineno >= load.lineno))
 
 
-def _casts_adapters(script: Script) -> bool:
+def _casts_adapters(script: Running) -> bool:
     """Whether a program turns its adapters into bf16, as that of QLoRA does: if isinstance(module, LoraLayer): module.to(...)."""
     tests = (one for one in ast.walk(script.tree) if isinstance(one, ast.If))
     layers = [one for one in tests if re.search(r"isinstance\(.*(LoraLayer|BaseTunerLayer)", ast.unparse(one.test))]
     calls = (one for test in layers for part in test.body for one in ast.walk(part) if isinstance(one, ast.Call))
     made = [one for one in calls if last_name(one.func) == "to" and _turns_into(script, one) == "bfloat16"]
-    return any(script.may_run(one) for one in made) if isinstance(script, Running) else bool(made)
+    return any(script.may_run(one) for one in made)
 
 
 def _turns_into(script: Script, call: ast.Call) -> str | None:
@@ -177,16 +176,15 @@ def _turns_into(script: Script, call: ast.Call) -> str | None:
     return named or next((value for one in given if (value := script.value(one)) in TURNED.values()), None)
 
 
-def _one_by_one(script: Script, load: ast.Call, holds: Sequence[str], flow: Flow | None) -> dict[str, Any]:
+def _one_by_one(script: Running, load: ast.Call, holds: Sequence[str], flow: Flow) -> dict[str, Any]:
     """The dtype that a loop turns all weights of a model into: param.data = param.data.to(torch.float32). Of those that are trained
     these are all before adapters are made, and no base behind; adapters that another function makes may be there."""
-    homes = {id(node): one for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef) for node in ast.walk(one)}
     adapted = script.calls("get_peft_model", "add_adapter")
     found: dict[str, Any] = {}
     for loop in (one for one in ast.walk(script.tree) if isinstance(one, ast.For)):
         calls = (one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
         over = next((one.value for one in calls if one.attr in ("parameters", "named_parameters")), None)
-        behind = any(homes.get(id(one)) is not homes.get(id(loop)) or one.lineno < loop.lineno for one in adapted)
+        behind = any(script.home_of(one) != script.home_of(loop.iter) or one.lineno < loop.lineno for one in adapted)
         some = "requires_grad" in ast.unparse(loop.iter) and behind
         if over is None or some or not _holds(over, holds, flow, loop, load):
             continue
@@ -194,8 +192,7 @@ def _one_by_one(script: Script, load: ast.Call, holds: Sequence[str], flow: Flow
         inner = [] if behind else [part for one in trained if not isinstance(one.test, ast.UnaryOp) for part in one.body]
         for one in (*loop.body, *inner):  # not under other conditions, which are of norms mostly
             if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call) and ast.unparse(one.targets[0]).endswith(".data"):
-                may = not isinstance(script, Running) or script.may_run(one.value)
-                named = _turns_into(script, one.value) if may else None
+                named = _turns_into(script, one.value) if script.may_run(one.value) else None
                 found = {"dtype": named} if named is not None else found
     return found
 

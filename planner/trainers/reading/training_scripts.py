@@ -9,19 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading import (
-    lengths,
-    own_flow,
-    own_passes,
-    own_weights,
-    script_parts,
-    several_trainers,
-    unsloth_parts,
-)
+from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
 from planner.trainers.reading.own_classes import OTHER_MODELS, UNSLOTH, known_loads, model_loads, owner
+from planner.trainers.reading.own_flow import passed_over
 from planner.trainers.reading.own_parts import SIZES, default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -128,11 +121,10 @@ def settings_of(
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
     settings.one_gpu = on_one_gpu(loads) and not {"deepspeed", "fsdp"} & data.keys()
     settings.asked |= {one for one in taken if data.get(one) is None}  # keywords that have another name here
-    settings.told = own_flow.passed_over(script, trainers, SIZES)
     said.used.update(taken)
     waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
     settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
-    return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length))
+    return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length), *passed_over(script, trainers, SIZES))
 
 
 def _kind(kinds: set[str], data: Mapping[str, Any]) -> str:
@@ -299,7 +291,7 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
     return next((one.name for one in bare if not any(ends.search(last_name(base)) for base in one.bases)), None)
 
 
-def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
+def model_arguments(script: Running, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
     """Arguments of the model that is loaded first."""
     if not loads:
         return {}
@@ -314,8 +306,8 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
     found |= loading(script, words, call) | turned(script, call)
-    found |= default_dtype(script, {**words, **found}) if isinstance(script, Running) else {}
-    others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
+    found |= default_dtype(script, {**words, **found})
+    others = [one for one in loads[1:] if not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
         found = {**loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
     return found
