@@ -144,6 +144,10 @@ def test_what_changes_nothing_that_decides_is_silent(tmp_path: Path, lines: str)
     assert passed_over(found(tmp_path, lines)) == ""
 
 
+def test_a_name_that_holds_the_name_of_the_model_before_is_not_the_model(tmp_path: Path) -> None:
+    assert passed_over(found(tmp_path, above="model = 'meta-llama/Llama-3.1-8B'\nprepared_data(model)\nmodel.casefold()")) == ""
+
+
 def test_what_stands_behind_the_training_is_silent(tmp_path: Path) -> None:
     assert passed_over(found(tmp_path, behind="trainer.train()\nmodel = merged(model)\nquantised(model)")) == ""
 

@@ -24,7 +24,7 @@ GIVES_BACK = re.compile(
 """What gives a model back as it was, or as is read elsewhere."""
 CALLS = re.compile(
     rf"{LOOKS}|{GIVES_BACK.pattern}|hasattr|getattr|isinstance|type|len|next|str|id|sum|filter|map|repr|dir|vars|bool|int|float|set|sorted|any"
-    r"|all|min|max|enumerate|zip|tuple|dict|append|extend|update|join|exists|set_seed|set_z3_leaf_modules|super|partial|tensor|init|finish"
+    r"|all|min|max|enumerate|zip|tuple|dict|append|extend|update|join|exists|set_seed|set_z3_leaf_modules|super|partial|tensor|init(ialize_\w+)?|finish"
     r"|unload|range|\w+_like|__\w+__|patch_\w*tokenizer\w*|clip_grad\w*|gather\w*|ref(erence)?_\w+|[A-Z]\w*"
 )
 """Functions that change nothing which decides; what makes collators and callbacks."""
@@ -89,6 +89,7 @@ class Flow:
         words = [*(word.value for one in loads for word in one.keywords if word.arg == "config"),
                  *(arg for one in loads for arg in one.args if last_name(one.func) == "from_config")]  # fmt: skip
         self.configs = {ast.unparse(one) for one in words}
+        self.start = {script.home_of(one): one.lineno for one in reversed(loads)}  # before it a name holds that of the model
         self._back, before = load is None, -1
         while before < len(self.held):
             before = len(self.held)
@@ -155,9 +156,11 @@ class Flow:
         for node in self.nodes:
             if isinstance(node, ast.Assign | ast.Call | ast.Delete):
                 at = node.value if isinstance(node, ast.Assign) else node.targets[0] if isinstance(node, ast.Delete) else node
-                before = node.lineno <= self.end.get(self.script.home_of(at), node.lineno)
+                home = self.script.home_of(at)
+                before = node.lineno <= self.end.get(home, node.lineno)
                 text = self._put(node, before, read) if isinstance(node, ast.Assign) else ""
-                text = self._called(node) if isinstance(node, ast.Call) and before else text
+                made = node.lineno >= self.start.get(home, 0)
+                text = self._called(node, made) if isinstance(node, ast.Call) and before else text
                 cut = isinstance(node, ast.Delete) and isinstance(at, ast.Subscript) and self._is(at)
                 text = ast.unparse(node) if cut else text
                 if text and self.script.may_run(at):
@@ -180,15 +183,15 @@ class Flow:
         name = last_name(value.func)
         return "" if name in self.script.functions or GIVES_BACK.fullmatch(name) else f"{name}({given})"
 
-    def _called(self, node: ast.Call) -> str:
+    def _called(self, node: ast.Call, made: bool) -> str:
         """A method of the model or of a part of it, or a function that is given it."""
         name = last_name(node.func)
         plain = name == "setattr" and isinstance(node.args[-1], ast.Constant)  # a switch of a part
         if name in self.script.functions or not name or plain:
             return ""
         if isinstance(node.func, ast.Attribute) and self._is(node.func.value):
-            return "" if METHODS.fullmatch(name) else f"{ast.unparse(node.func)}()"
-        given = self._given(node)
+            return "" if METHODS.fullmatch(name) or not made else f"{ast.unparse(node.func)}()"
+        given = self._given(node) if made else ""
         return f"{name}({given})" if PATCHES.fullmatch(name) or (given and not CALLS.fullmatch(name)) else ""
 
     def _given(self, node: ast.Call) -> str:
