@@ -12,7 +12,8 @@ from planner.trainers.reading.accelerators import of_loop
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
-from planner.trainers.reading.own_parts import of_own_switch, other_sizes, parts_of, put_by
+from planner.trainers.reading.own_flow import passed_over
+from planner.trainers.reading.own_parts import SIZES, of_own_switch, other_sizes, parts_of, put_by
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -82,6 +83,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
         trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
+        given.told = passed_over(code, trainers, SIZES)
         single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
         parts = parts_of(code, trainers, model_loads(code))
         single = (*single, "use_liger") if of_own_switch(code, parts) else single

@@ -30,7 +30,8 @@ def parts_of(script: Running, trainers: Sequence[ast.Call], loads: Sequence[ast.
         found["optim"] = named
     for call in script.calls("compile"):
         before = not trainers or call.lineno < max(one.lineno for one in trainers)  # behind it the trainer has the other model
-        if ast.unparse(call.func) == "torch.compile" and call.args and "model" in ast.unparse(call.args[0]) and before:
+        made = call.args[0] if ast.unparse(call.func) == "torch.compile" and call.args else getattr(call.func, "value", call.func)
+        if "model" in ast.unparse(made) and before:
             found["torch_compile"] = True
     fused = [one for one in script.names_used() if re.fullmatch(r"apply_liger_kernel_to_\w+|AutoLigerKernelForCausalLM", one)]
     applied = [one for name in fused for one in (*script.calls(name), *script.calls("from_pretrained"))
@@ -136,12 +137,20 @@ def put_by(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
     return found
 
 
+BY_HAND = ("optimizer", "optimizers", "optimizer_cls_and_kwargs")
+"""What a trainer is given, or is set on it, for an optimizer."""
+
+
 def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
     """The optimizer that a trainer is given, or that its class makes, as its constructor is called; a gap where it is not known;
     None = the trainer makes it from its arguments."""
     for call in trainers[:1]:
         words = {one.arg: one.value for one in call.keywords}
-        pair = _held(script, words.get("optimizers") or words.get("optimizer_cls_and_kwargs"))
+        puts = [(one.targets[0], one.value) for one in ast.walk(script.tree) if isinstance(one, ast.Assign)]
+        names = [ast.unparse(place) for place, value in puts if value is call]
+        set_on = ((one, value) for one, value in puts if isinstance(one, ast.Attribute) and ast.unparse(one.value) in names)
+        words |= {one.attr: value for one, value in set_on}
+        pair = _held(script, next((words[one] for one in BY_HAND if one in words), None))
         first = pair.elts[0] if isinstance(pair, ast.Tuple | ast.List) and pair.elts else pair
         first = _held(script, first)
         if first is not None and not (isinstance(first, ast.Constant) and first.value is None):

@@ -13,6 +13,7 @@ from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.shell.text import is_open
 from planner.units import GIB
 
 ADAPTED = ("LoraConfig", "get_peft_model", "prepare_model_for_kbit_training", "add_adapter")
@@ -78,28 +79,56 @@ def _loaded(script: Running, node: ast.expr) -> bool:
 
 def _frozen(script: Running) -> Iterator[ast.stmt]:
     """Statements that may run and take weights out of the training."""
+    return (node for node, value, _ in _decided(script) if not _trains(value))
+
+
+def _decided(script: Running) -> Iterator[tuple[ast.stmt, ast.expr, list[ast.expr]]]:
+    """Statements that may run and say whether weights are trained, what they say, and of what."""
     waiting: deque[tuple[ast.AST, str, ast.expr | None]] = deque([(script.tree, "", None)])
     while waiting:
         node, home, loop = waiting.popleft()  # with the innermost class around it, and what the innermost loop goes over
         home, loop = node.name if isinstance(node, ast.ClassDef) else home, node.iter if isinstance(node, ast.For) else loop
         waiting += ((child, home, loop) for child in ast.iter_child_nodes(node))
         if isinstance(node, ast.Assign | ast.Expr) and (said := _said(node)) is not None:
-            owner, value = said
-            trains = isinstance(value, ast.Constant) and value.value is not False
-            other = any(OTHERS.search(ast.unparse(one)) for one in (owner, loop) if one is not None)
-            if not (trains or other) and script.may_run(value, home):
-                yield node
+            place = [one for one in (said[0], loop) if one is not None]
+            if not any(OTHERS.search(ast.unparse(one)) for one in place) and script.may_run(said[1], home):
+                yield node, said[1], place
 
 
 def _said(node: ast.Assign | ast.Expr) -> tuple[ast.expr, ast.expr] | None:
-    """Of what, and which, in requires_grad = ... and requires_grad_(...)."""
+    """Of what, and which, in requires_grad = ..., requires_grad_(...), a list of these, and setattr(..., "requires_grad", ...)."""
     if isinstance(node, ast.Assign):
         target = node.targets[0]
         return (target.value, node.value) if isinstance(target, ast.Attribute) and target.attr == NAME else None
-    call = node.value
-    if not isinstance(call, ast.Call) or last_name(call.func) != f"{NAME}_" or not call.args:
+    call = node.value.elt if isinstance(node.value, ast.ListComp) else node.value
+    if not isinstance(call, ast.Call):
         return None
-    return getattr(call.func, "value", call), call.args[0]
+    if last_name(call.func) == "setattr" and [getattr(one, "value", None) for one in call.args[1:2]] == [NAME]:
+        return call.args[0], call.args[-1]
+    owner = node.value if isinstance(node.value, ast.ListComp) else getattr(call.func, "value", call)
+    return (owner, [*call.args, call][0]) if last_name(call.func) == f"{NAME}_" else None
+
+
+def _trains(value: ast.expr) -> bool:
+    """Whether this says that weights are trained: True, or requires_grad_() with nothing."""
+    bare = isinstance(value, ast.Call) and last_name(value.func) == f"{NAME}_"
+    return bare or (isinstance(value, ast.Constant) and value.value is not False)
+
+
+TABLES = {"embed_tokens": r"(?<!output_)embed(?!_?out)|wte", "lm_head": r"lm_head|output_(embeddings|layer)|embed_out"}
+"""Tables of the vocabulary as modules_to_save names them -> parts of names by which programs choose them."""
+
+
+def beside_adapters(script: Running) -> list[str]:
+    """Tables that a program trains as a whole although it makes adapters: "lm_head" in name: param.requires_grad = True."""
+    found: list[str] = []
+    for _, value, place in _decided(script):
+        near = [*place, *script.conditions(value, met=True)[-1:]] if _trains(value) else []
+        words = [text for one in near if not re.search(r"\bnot\b", text := ast.unparse(one))]
+        said = (str(script.value(part)) for one in near for part in ast.walk(one) if isinstance(part, ast.Attribute))
+        words += [one for one in said if not is_open(one)]
+        found += [name for name, table in TABLES.items() if re.search(table, " ".join(words))]
+    return list(dict.fromkeys(found))
 
 
 COPIES = re.compile(r"(\w+_)?ema(_\w+)?")

@@ -96,9 +96,9 @@ class Running(Script):
         own = [one for one in tests if not any(one[0] is other and one[1] is met for other, met in shared)]
         return self._holds(tuple(own)) is not None
 
-    def conditions(self, call: ast.Call) -> list[ast.expr]:
-        """The conditions that a call stands under."""
-        return [test for test, _ in self._under.get(id(call), ((), ""))[0]]
+    def conditions(self, call: ast.expr, met: bool = False) -> list[ast.expr]:
+        """The conditions that a call stands under; ``met``: those that hold there."""
+        return [test for test, holds in self._under.get(id(call), ((), ""))[0] if holds or not met]
 
     def _holds(self, tests: tuple[tuple[ast.expr, bool], ...]) -> bool | None:
         """Whether conditions are met; None = not known."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.trainers.reading.base_weights import CAST, PREPARES
 from planner.trainers.reading.given import Given, Question, value_of
+from planner.trainers.reading.own_flow import LOOKS, Flow
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name, option_names
 from planner.trainers.reading.running import Running
@@ -136,27 +137,36 @@ TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 """Methods of a module that turn its weights into another dtype."""
 
 
-def turned(script: Script, load: ast.Call) -> dict[str, Any]:
-    """The dtype that a model is turned into: from_pretrained(...).half(), model.to(torch.bfloat16)."""
+def turned(script: Running, load: ast.Call) -> dict[str, Any]:
+    """The dtype that a model is turned into: from_pretrained(...).half(), model.to(torch.bfloat16), also where a function is given
+    it or another name holds it; not that of a part: model.lm_head.float()."""
+    flow = Flow(script, load=load)
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and _inner(one.value, load) is load]
     holds = [ast.unparse(one.targets[0]) for one in made]
     found: dict[str, Any] = {}
     for call in script.calls(*TURNED, "to"):
         inner = _inner(call.func, load)
-        if inner is not load and not (isinstance(inner, ast.Name) and inner.id in holds and call.lineno >= load.lineno):
+        if inner is not load and not _holds(inner, holds, flow, call, load):
             continue
         named = _turns_into(script, call)
         found = {"dtype": named} if named is not None else found
-    return found | _one_by_one(script, load, holds) | ({CAST: True} if _casts_adapters(script) else {})
+    return found | _one_by_one(script, load, holds, flow) | ({CAST: True} if _casts_adapters(script) else {})
 
 
-def _casts_adapters(script: Script) -> bool:
+def _holds(node: ast.AST, names: Sequence[str], flow: Flow, at: ast.expr | ast.For, load: ast.Call) -> bool:
+    """Whether a name holds the model that is loaded: one that the load is assigned to, behind it, or another that it goes on in."""
+    named = isinstance(node, ast.Name) and node.id in names
+    elsewhere = isinstance(node, ast.expr) and flow.script.home_of(node) != flow.script.home_of(load)
+    return (named and at.lineno >= load.lineno) or (flow.holds(node) and (elsewhere or at.lineno >= load.lineno))
+
+
+def _casts_adapters(script: Running) -> bool:
     """Whether a program turns its adapters into bf16, as that of QLoRA does: if isinstance(module, LoraLayer): module.to(...)."""
     tests = (one for one in ast.walk(script.tree) if isinstance(one, ast.If))
     layers = [one for one in tests if re.search(r"isinstance\(.*(LoraLayer|BaseTunerLayer)", ast.unparse(one.test))]
     calls = (one for test in layers for part in test.body for one in ast.walk(part) if isinstance(one, ast.Call))
     made = [one for one in calls if last_name(one.func) == "to" and _turns_into(script, one) == "bfloat16"]
-    return any(script.may_run(one) for one in made) if isinstance(script, Running) else bool(made)
+    return any(script.may_run(one) for one in made)
 
 
 def _turns_into(script: Script, call: ast.Call) -> str | None:
@@ -166,30 +176,32 @@ def _turns_into(script: Script, call: ast.Call) -> str | None:
     return named or next((value for one in given if (value := script.value(one)) in TURNED.values()), None)
 
 
-def _one_by_one(script: Script, load: ast.Call, holds: Sequence[str]) -> dict[str, Any]:
+def _one_by_one(script: Running, load: ast.Call, holds: Sequence[str], flow: Flow) -> dict[str, Any]:
     """The dtype that a loop turns all weights of a model into: param.data = param.data.to(torch.float32). Of those that are trained
     these are all before adapters are made, and no base behind; adapters that another function makes may be there."""
-    homes = {id(node): one for one in ast.walk(script.tree) if isinstance(one, ast.FunctionDef) for node in ast.walk(one)}
     adapted = script.calls("get_peft_model", "add_adapter")
     found: dict[str, Any] = {}
     for loop in (one for one in ast.walk(script.tree) if isinstance(one, ast.For)):
-        over = re.search(r"(\w+)\.(named_)?parameters\(\)", text := ast.unparse(loop.iter))
-        behind = (homes.get(id(one)) is not homes.get(id(loop)) or one.lineno < loop.lineno for one in adapted)
-        some = "requires_grad" in text and any(behind)
-        if over is None or over[1] not in holds or some or loop.lineno < load.lineno:
+        calls = (one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+        over = next((one.value for one in calls if one.attr in ("parameters", "named_parameters")), None)
+        behind = any(script.home_of(one) != script.home_of(loop.iter) or one.lineno < loop.lineno for one in adapted)
+        some = "requires_grad" in ast.unparse(loop.iter) and behind
+        if over is None or some or not _holds(over, holds, flow, loop, load):
             continue
-        for one in loop.body:  # not under conditions, which are of norms mostly
+        trained = [one for one in loop.body if isinstance(one, ast.If) and ast.unparse(one.test).endswith(".requires_grad")]
+        inner = [] if behind else [part for one in trained if not isinstance(one.test, ast.UnaryOp) for part in one.body]
+        for one in (*loop.body, *inner):  # not under other conditions, which are of norms mostly
             if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call) and ast.unparse(one.targets[0]).endswith(".data"):
-                may = not isinstance(script, Running) or script.may_run(one.value)
-                named = _turns_into(script, one.value) if may else None
+                named = _turns_into(script, one.value) if script.may_run(one.value) else None
                 found = {"dtype": named} if named is not None else found
     return found
 
 
 def _inner(node: ast.AST, load: ast.Call) -> ast.AST:
-    """What a chain of methods starts with: the load itself, or a name."""
-    while isinstance(node, ast.Attribute | ast.Call) and node is not load:
-        node = node.value if isinstance(node, ast.Attribute) else node.func
+    """What a chain of methods starts with: the load itself, a name, or a part of an object."""
+    method = True
+    while node is not load and (isinstance(node, ast.Call) or (method and isinstance(node, ast.Attribute))):
+        node, method = (node.func, True) if isinstance(node, ast.Call) else (node.value, False)
     return node
 
 
@@ -201,9 +213,13 @@ OF_BITS = re.compile("quantiz|quantis|bnb|bitsandbytes|4bit")
 
 
 def helped(script: Script) -> bool:
-    """Whether a script takes adapters or bits from modules of its project, by the names of what it takes, and makes none here."""
+    """Whether a script hands its model to functions from modules of its project that do more than look at it, or takes adapters or
+    bits from there, by the names of what it takes, and makes none here."""
     taken = [one.name.lower() for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)
              and (node.module or "").partition(".")[0] not in LIBRARIES for one in node.names]  # fmt: skip
+    calls = (one for one in ast.walk(script.tree) if isinstance(one, ast.Call) and any(last_name(it) == "model" for it in one.args))
+    if any(re.fullmatch(LOOKS, one) is None for one in {last_name(one.func).lower() for one in calls} & {*taken}):
+        return True
     if not script.calls("BitsAndBytesConfig") and any(OF_BITS.search(one) for one in taken):
         return True
     made = script.calls("LoraConfig") or (script.calls("BitsAndBytesConfig") and not script.calls("get_peft_model"))

@@ -14,7 +14,8 @@ from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_o
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
 from planner.trainers.reading.own_classes import OTHER_MODELS, UNSLOTH, known_loads, model_loads, owner
-from planner.trainers.reading.own_parts import default_dtype, of_all_branches, other_sizes, parts_of
+from planner.trainers.reading.own_flow import passed_over
+from planner.trainers.reading.own_parts import SIZES, default_dtype, of_all_branches, other_sizes, parts_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running, WithModules
@@ -123,7 +124,7 @@ def settings_of(
     said.used.update(taken)
     waits = settings.data.get("torch_dtype") == gap(["torch_dtype"])
     settings.late += [*own_steps(script, said), *other_sizes(script, said), *([OF_ANOTHER] if waits else [])]
-    return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length))
+    return settings, kind, (*notes, *lengths.by_itself(data, kind, said.sequence_length), *passed_over(script, trainers, SIZES))
 
 
 def _kind(kinds: set[str], data: Mapping[str, Any]) -> str:
@@ -185,7 +186,7 @@ _OBJECTS = (
     "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
     "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
     "optimizer_cls_and_kwargs", "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name",
-    "logging_dir", "model_init_kwargs", "quantization_config",
+    "logging_dir", "model_init_kwargs", "quantization_config", "optimizer", "compute_loss",
 )  # fmt: skip
 """Keywords that are objects of the script, or that decide nothing."""
 
@@ -290,7 +291,7 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
     return next((one.name for one in bare if not any(ends.search(last_name(base)) for base in one.bases)), None)
 
 
-def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
+def model_arguments(script: Running, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
     """Arguments of the model that is loaded first."""
     if not loads:
         return {}
@@ -305,8 +306,8 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
     found |= loading(script, words, call) | turned(script, call)
-    found |= default_dtype(script, {**words, **found}) if isinstance(script, Running) else {}
-    others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
+    found |= default_dtype(script, {**words, **found})
+    others = [one for one in loads[1:] if not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
         found = {**loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
     return found
@@ -375,6 +376,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     whole = list(WHOLE) if unsloth and unsloth_parts.adds_tokens(script, calls[0]) else whole
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
+    elif isinstance(script, Running) and (tables := own_weights.beside_adapters(script)):
+        found["modules_to_save"] = tables
     found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}
     if unsloth:
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")
