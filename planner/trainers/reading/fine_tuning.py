@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights, by_release, kernels, model_notes, own_layers
+from planner.trainers.reading import base_weights, by_release, kernels, model_notes, own_layers, own_methods
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading, reduced_last
 from planner.trainers.reading.given import Question
@@ -66,7 +66,7 @@ QUIET = re.compile(
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
     r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
-    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_loss|by_hand|apply_liger_kernel)"
+    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_(loss|methods|scores)|by_hand|apply_liger_kernel)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -174,6 +174,7 @@ def reading(job: FineTuning) -> Reading:
     held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
     more = (*own[1], *of_methods(result.unread, spec, result.precision), *held)
+    more += own_methods.notes(job.given, spec, result.precision, job.tokens, trainer)
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *more))
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.trainers.reading import own_weights
+from planner.trainers.reading import own_methods, own_weights
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.kernels import OWN_LOSS
@@ -44,7 +44,7 @@ def parts_of(script: Running, trainers: Sequence[ast.Call], loads: Sequence[ast.
         found[OWN_LOSS] = script.said.setting(OWN_LOSS) or kept
     if own_weights.own_adapters(script) is not None:
         found["by_hand"] = True
-    return found | added_tokens(script)
+    return found | own_methods.found_in(script, trainers) | added_tokens(script)
 
 
 def added_tokens(script: Running) -> dict[str, Any]:

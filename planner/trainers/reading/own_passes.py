@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.own_classes import classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 
@@ -39,12 +40,13 @@ def of_a_fork(script: Script, said: Given, libraries: Sequence[str], known: Sequ
 
 def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str, int]]:
     """(Class, method, least number of passes) of the trainers that a script makes and that run the model several times."""
-    classes = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
+    classes = classes_of(script)
     held = _held(script)
     for name in (one for one in classes if script.calls(one) or any(map(script.calls, held.get(one, ())))):
-        own = [one for one in classes[name].body if isinstance(one, ast.FunctionDef)] if _derived(name, classes, trainers) else []
-        steps = [one for one in own if one.name in STEPS]
-        named = {**script.functions, **{one.name: one for one in own}} if steps else {}
+        above, others = lineage(name, classes)
+        derived = not (others | {one.name for one in above[1:]}).isdisjoint(trainers)
+        steps = [one for _, one in methods_of(above, STEPS)] if derived else []
+        named = {**script.functions, **own_functions(above)} if steps else {}
         inner = {one: passes(node.body) for one, node in named.items() if one not in STEPS}
         for part in steps:
             if (count := passes(part.body, inner)) > 1:
@@ -60,19 +62,6 @@ def _held(script: Script) -> dict[str, set[str]]:
                 if isinstance(part, ast.Name):
                     found.setdefault(part.id, set()).add(one.targets[0].id)
     return found
-
-
-def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str]) -> bool:
-    """Whether a class is made from one of some trainers, through others of the script."""
-    known, waiting = {name}, [name]
-    while waiting:
-        bases = {last_name(one) for one in classes[waiting.pop()].bases}
-        if not bases.isdisjoint(trainers):
-            return True
-        fresh = (bases & classes.keys()) - known
-        known |= fresh
-        waiting += fresh
-    return False
 
 
 def passes(statements: Sequence[ast.stmt], inner: Mapping[str, int] = MappingProxyType({})) -> int:
