@@ -226,9 +226,11 @@ BY_WHOLE = (
 def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, ...]]:
     if fuses(given, objective):
         return "fused_linear", ()
+    if given.get(OWN_LOSS) == ALL_SCORES:
+        return "kept", ()
     named = str(given.get("loss_type", "")).lower()
     new = newer(given.path, "trl", CHUNKS)
-    if objective == "dpo" or named in ("nll", "dft") or given.get(OWN_LOSS) == ALL_SCORES or (old and (new is False or "max_seq_length" in given.data)):
+    if objective == "dpo" or named in ("nll", "dft") or (old and (new is False or "max_seq_length" in given.data)):
         return "kept", ()
     if named == "chunked_nll":
         return "chunked", ()

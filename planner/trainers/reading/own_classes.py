@@ -142,7 +142,7 @@ def own_loss(script: Running, loads: Sequence[ast.Call], trainers: Sequence[ast.
     losses = [one for name in of_trainers for _, one in methods_of(lineage(name, made)[0], ("compute_loss",))]
     if any(OF_HEAD.search(ast.unparse(one)) for one in losses):
         return KEPT
-    handed = any(one.arg == "compute_loss_func" and script.value(one.value) is not None for call in trainers for one in call.keywords)
+    handed = any(script.keywords(one).get("compute_loss_func") is not None for one in trainers)
     return ALL_SCORES if handed or any(OF_SCORES.search(ast.unparse(one)) and not calls_above(one) for one in losses) else None
 
 

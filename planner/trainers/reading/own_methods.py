@@ -10,7 +10,7 @@ from planner.errors import listed
 from planner.model import ModelSpec
 from planner.trainers.reading.kernels import ALL_SCORES, OWN_LOSS
 from planner.trainers.reading.own_classes import OF_SCORES, calls_above, classes_of, lineage, methods_of, own_functions
-from planner.trainers.reading.own_passes import STEPS, passes
+from planner.trainers.reading.own_passes import STEPS, of_helpers, passes
 from planner.trainers.reading.python_text import FAR, Function, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
@@ -31,7 +31,7 @@ CALLED = {
 """What a method that does not call the one above calls where it is the step that is known."""
 BATCH = re.compile(r"(self\.)?_?(args\.)?(_?train_batch_size|per_device_train_batch_size)")
 KEEPS = {
-    "graph": "takes gradients of its own, whose graph is kept",
+    "graph": "takes gradients of its own",
     "text": "generates text",
     "weights": "keeps a copy of weights",
     "penalty": "adds a term over the weights, of which it keeps differences",
@@ -68,7 +68,7 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
 
 def _understood(method: ast.FunctionDef, named: Mapping[str, Function]) -> bool:
     """Whether a method that replaces another one runs the model or hands the step on as that does."""
-    calls = [one for one in ast.walk(method) if isinstance(one, ast.Call)]
+    calls = [one for one in _reached(method, named) if isinstance(one, ast.Call)]
     handed = any(last_name(one.func) in CALLED.get(method.name, ()) for one in calls)
     if method.name == "get_train_dataloader":
         sizes = [word.value for one in calls for word in one.keywords if word.arg == "batch_size"]
@@ -77,8 +77,7 @@ def _understood(method: ast.FunctionDef, named: Mapping[str, Function]) -> bool:
         return handed and all(BATCH.fullmatch(ast.unparse(one)) for one in sizes)
     if method.name not in (*LOSSES, *STEPS):
         return False
-    inner = {name: passes(one.body) for name, one in named.items() if name not in STEPS}
-    return handed or passes(method.body, inner) > 0
+    return handed or passes(method.body, of_helpers(named)) > 0
 
 
 def _kept(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator[str]:
@@ -108,7 +107,7 @@ def _reached(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator
     """What a method does where it trains, with functions of the program that it calls, but for steps, which are looked at for
     themselves."""
     waiting: list[ast.AST] = [method]
-    seen = {method.name, *DECIDING}
+    seen = {method.name, *DECIDING, *(one for one in named if "neftune" in one)}  # whose noise is no more than embeddings
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and QUIET.search(ast.unparse(node.test)):

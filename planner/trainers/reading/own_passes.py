@@ -8,12 +8,14 @@ from types import MappingProxyType
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_classes import classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import Function, last_name
 
 STEPS = ("compute_loss", "training_step", "get_batch_loss_metrics")
 """What a trainer does with one batch."""
 RUNS = re.compile(r"(\w+_)?(model|teacher|student)")
 """Names under which a model is called."""
+DEEPEST = 3
+"""Functions that call functions."""
 LEAVES = (ast.Return, ast.Raise)
 
 
@@ -46,10 +48,11 @@ def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str
         above, others = lineage(name, classes)
         derived = not (others | {one.name for one in above[1:]}).isdisjoint(trainers)
         steps = [one for _, one in methods_of(above, STEPS)] if derived else []
-        named = {**script.functions, **own_functions(above)} if steps else {}
-        inner = {one: passes(node.body) for one, node in named.items() if one not in STEPS}
+        inner = of_helpers({**script.functions, **own_functions(above)}) if steps else {}
+        paired = any(one.startswith("DPO") for one in (*others, *(one.name for one in above)))
         for part in steps:
-            if (count := passes(part.body, inner)) > 1:
+            usual = 2 if paired and "no_grad" in ast.unparse(part) else 1  # with that of the reference
+            if (count := passes(part.body, inner)) > usual:
                 yield name, part.name, count
 
 
@@ -61,6 +64,14 @@ def _held(script: Script) -> dict[str, set[str]]:
             for part in ast.walk(one.value):
                 if isinstance(part, ast.Name):
                     found.setdefault(part.id, set()).add(one.targets[0].id)
+    return found
+
+
+def of_helpers(named: Mapping[str, Function]) -> dict[str, int]:
+    """Forward passes of functions that are given the model, by name, with those of functions that these call."""
+    found: dict[str, int] = {}
+    for _ in range(DEEPEST):
+        found = {one: passes(node.body, found) for one, node in named.items() if one not in STEPS}
     return found
 
 
