@@ -3,9 +3,9 @@ layers that these add and the losses that they compute."""
 
 import ast
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
 
+from planner.trainers.reading.derived import calls_above, classes_of, lineage, methods_of
 from planner.trainers.reading.kernels import ALL_SCORES, IN_PIECES
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -37,48 +37,6 @@ def owner(call: ast.Call) -> str:
     return getattr(value, "id", getattr(value, "attr", ""))
 
 
-def classes_of(script: Script) -> dict[str, ast.ClassDef]:
-    """Classes of a program, by name."""
-    return {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-
-
-def lineage(name: str, made: dict[str, ast.ClassDef]) -> tuple[list[ast.ClassDef], set[str]]:
-    """(Classes of a program that a class is made from, itself the first; names of those that are elsewhere)."""
-    waiting, own, others = deque([name]), dict[str, ast.ClassDef](), set[str]()
-    while waiting:
-        one = waiting.popleft()
-        if one not in made:
-            others.add(one)
-        elif one not in own:
-            own[one] = made[one]
-            bases = [last_name(base) for base in made[one].bases]
-            others |= {one} & {*bases}  # class Trainer(Trainer): that of the library
-            waiting += bases
-    return list(own.values()), others
-
-
-def own_functions(classes: Sequence[ast.ClassDef]) -> dict[str, ast.FunctionDef]:
-    """Methods of a class and of those that it is made from, by name: of each name the one that counts."""
-    return {part.name: part for one in reversed(classes) for part in one.body if isinstance(part, ast.FunctionDef)}
-
-
-def methods_of(classes: Sequence[ast.ClassDef], names: Sequence[str]) -> Iterator[tuple[ast.ClassDef, ast.FunctionDef]]:
-    """Methods of some names that count, of a class and of those that it is made from, with those that they call above."""
-    for name in names:
-        for each in classes:
-            if (found := own_functions([each]).get(name)) is not None:
-                yield each, found
-                if not calls_above(found):
-                    break
-
-
-def calls_above(method: ast.FunctionDef) -> bool:
-    """Whether a method calls the one that it replaces: super().name(...) or Base.name(self, ...)."""
-    calls = (one for one in ast.walk(method) if isinstance(one, ast.Call) and last_name(one.func) == method.name)
-    owners = [getattr(one.func, "value", None) for one in calls]
-    return any(last_name(getattr(one, "func", one)) == "super" or last_name(one)[:1].isupper() for one in owners if one is not None)
-
-
 def _is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
     """Whether a class is a language model: by its name, or by what it is made from."""
     return any(one in MODELS or one.endswith(DECODERS) for one in (name, *lineage(name, made)[1]))
@@ -92,7 +50,7 @@ def _loads_model(call: ast.Call, made: dict[str, ast.ClassDef]) -> bool:
 
 def known_loads(script: Script, calls: Sequence[ast.Call]) -> list[ast.Call]:
     """Those of some calls of from_pretrained that load a language model for certain."""
-    made = classes_of(script) if calls else {}
+    made = classes_of(script.tree) if calls else {}
     return [one for one in calls if _loads_model(one, made)]
 
 
@@ -116,7 +74,7 @@ def held_classes(script: Script, call: ast.Call) -> list[str]:
 
 def adds_layers(script: Script, name: str) -> bool:
     """Whether a class of a program has layers of its own: what its constructor makes that is no loss, or all of them."""
-    own, others = lineage(name, classes_of(script))
+    own, others = lineage(name, classes_of(script.tree))
     if not any(one.endswith(DECODERS) for one in others):
         return True
     starts = (part for one in own for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
@@ -129,7 +87,7 @@ def own_loss(script: Running, loads: Sequence[ast.Call], trainers: Sequence[ast.
     """What is kept of the scores where classes of a program compute the loss themselves, of its model or of its trainer: IN_PIECES
     by a loss that is known to keep none, KEPT by one that is not, ALL_SCORES by one that takes them from the model; None = the loss
     is that of transformers.  [transformers, trainer.py: compute_loss_func takes the labels from the model]"""
-    made = classes_of(script)
+    made = classes_of(script.tree)
     if any(script.may_run(one) for one in script.calls("cce_patch")):
         return IN_PIECES
     of_trainers = {last_name(one.func) for one in trainers}

@@ -3,13 +3,14 @@ methods of a step of which nothing is understood."""
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from planner.cost.parameters import total_parameters
 from planner.errors import listed
 from planner.model import ModelSpec
+from planner.trainers.reading.derived import calls_above, classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.kernels import ALL_SCORES, OWN_LOSS
-from planner.trainers.reading.own_classes import OF_SCORES, calls_above, classes_of, lineage, methods_of, own_functions
+from planner.trainers.reading.own_classes import OF_SCORES
 from planner.trainers.reading.own_passes import STEPS, of_helpers, passes
 from planner.trainers.reading.python_text import FAR, Function, last_name
 from planner.trainers.reading.running import Running
@@ -47,12 +48,14 @@ LEAST = 0.1
 QUIET = re.compile(r"return_outputs|logging_steps|not \w+(\.\w+)*\.training|train_eval == .eval")
 """Conditions of what no step of the training does, or of what only logs."""
 WITHOUT = re.compile(r"no_grad|inference_mode")
-SCORES = re.compile(r"cross_entropy(_loss)?|log_softmax|softmax|logsumexp|CrossEntropyLoss")
+SCORES = re.compile(r"cross_entropy(_loss)?|log_softmax|softmax|logsumexp")
 
 
 def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[str] | int]:
     """What the classes of some trainers do in a step that no plan has."""
-    made, lines, scores = classes_of(script), dict[str, None](), 0
+    made, lines, scores = classes_of(script.tree), dict[str, None](), 0
+    puts = (one for one in ast.walk(script.tree) if made and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call))
+    losses = {last_name(one.targets[0]) for one in puts if last_name(getattr(one.value, "func", one)) == "CrossEntropyLoss"}
     for name in dict.fromkeys(last_name(one.func) for one in trainers):
         classes = lineage(name, made)[0]
         named = {**script.functions, **own_functions(classes)}
@@ -62,7 +65,7 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
             if not (calls_above(one) or _understood(one, named)):
                 lines[f"unknown {place}"] = None
             if one.name == "compute_loss":
-                scores = max(scores, _scores(one, named))
+                scores = max(scores, _scores(one, named, losses))
     return {**({OWN_METHODS: list(lines)} if lines else {}), **({OWN_SCORES: scores} if scores else {})}
 
 
@@ -121,33 +124,41 @@ def _reached(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator
         waiting += ast.iter_child_nodes(node)
 
 
-def _scores(method: ast.FunctionDef, named: Mapping[str, Function]) -> int:
+def _scores(method: ast.FunctionDef, named: Mapping[str, Function], losses: Set[str]) -> int:
     """How often a loss takes the scores of the vocabulary and keeps what it makes of them, that of the model itself counted; 0 = it
     leaves them to the model."""
-    text = ast.unparse(method)
-    if not OF_SCORES.search(text):
+    if not OF_SCORES.search(ast.unparse(method)):
         return 0
     try:
-        own = _most(method, named, {method.name, *DECIDING})
+        found = _most(method, {**named, **dict.fromkeys(losses)}, {method.name, *DECIDING})
     except RecursionError:
         return 0
-    return own + (calls_above(method) or re.search(r"\w\.loss\b(?! *=[^=])|\[.loss.\]", text) is not None) if own else 0
+    return len(found) if found - {OF_MODEL} else 0
 
 
-def _most(node: ast.AST, named: Mapping[str, Function], seen: set[str]) -> int:
-    """The same of a part of a loss: of branches the most, of what has no gradient none."""
+def _most(node: ast.AST, named: Mapping[str, Function | None], seen: Set[str]) -> frozenset[int]:
+    """What takes them in a part of a loss: of branches the one with the most, of what has no gradient nothing. ``named``: functions
+    of the program, None = an object that is such a loss."""
     if isinstance(node, ast.With) and any(WITHOUT.search(ast.unparse(one.context_expr)) for one in node.items):
-        return 0
+        return frozenset()
     if isinstance(node, ast.FunctionDef) and any(WITHOUT.search(ast.unparse(one)) for one in node.decorator_list):
-        return 0
+        return frozenset()
     if isinstance(node, ast.If):
         ways = [node.orelse] if QUIET.search(ast.unparse(node.test)) else [node.body, node.orelse]
-        return max(sum(_most(one, named, seen) for one in way) for way in ways)
+        return max((frozenset[int]().union(*(_most(one, named, seen) for one in way)) for way in ways), key=len)
+    found = {OF_MODEL} if isinstance(node, ast.Attribute) and node.attr == "loss" and last_name(node.value) != "self" else set()
     name = last_name(getattr(node.func, "func", node.func)) if isinstance(node, ast.Call) else ""
-    count = int(SCORES.fullmatch(name) is not None and name != "CrossEntropyLoss")
-    if not count and name in named and name not in seen:
-        count = _most(named[name], named, {*seen, name})
-    return count + sum(_most(one, named, seen) for one in ast.iter_child_nodes(node))
+    known = named.get(name)
+    if SCORES.fullmatch(name) or (name in named and known is None):
+        found.add(id(node))
+    elif known is not None and name not in seen:
+        inner = _most(known, named, {*seen, name})
+        found |= {one if one == OF_MODEL else hash((id(node), one)) for one in inner}  # once for each call
+    return frozenset(found).union(*(_most(one, named, seen) for one in ast.iter_child_nodes(node)))
+
+
+OF_MODEL = -1
+"""Stands for the loss of the model."""
 
 
 def notes(given: Settings, spec: ModelSpec | None, precision: str, tokens: int, trainer: str) -> tuple[str, ...]:

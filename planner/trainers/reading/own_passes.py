@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from planner.trainers.reading.derived import classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.own_classes import classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import Function, last_name
 
@@ -42,7 +42,7 @@ def of_a_fork(script: Script, said: Given, libraries: Sequence[str], known: Sequ
 
 def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str, int]]:
     """(Class, method, least number of passes) of the trainers that a script makes and that run the model several times."""
-    classes = classes_of(script)
+    classes = classes_of(script.tree)
     held = _held(script)
     for name in (one for one in classes if script.calls(one) or any(map(script.calls, held.get(one, ())))):
         above, others = lineage(name, classes)
@@ -50,8 +50,8 @@ def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str
         steps = [one for _, one in methods_of(above, STEPS)] if derived else []
         inner = of_helpers({**script.functions, **own_functions(above)}) if steps else {}
         paired = any(one.startswith("DPO") for one in (*others, *(one.name for one in above)))
+        usual = 2 if paired and any("no_grad" in ast.unparse(one) for each in above for one in each.body) else 1  # the reference's
         for part in steps:
-            usual = 2 if paired and "no_grad" in ast.unparse(part) else 1  # with that of the reference
             if (count := passes(part.body, inner)) > usual:
                 yield name, part.name, count
 

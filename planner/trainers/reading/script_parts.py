@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.base_weights import CAST, PREPARES
+from planner.trainers.reading.derived import classes_of, lineage
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name, option_names
@@ -292,19 +293,16 @@ def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
     return any(isinstance(one, ast.Call) and (id(one) in makes or last_name(one.func) in names) for one in loops)
 
 
-def bases_of(script: Script, name: str) -> list[str]:
-    """Last names of the bases of a class of the script."""
-    made = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name == name)
-    return [last_name(base) for one in made for base in one.bases]
-
-
 def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Classes of the script that are made from some classes -> their own fields with their values."""
-    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)]
-    return {
-        one.name: {name: script.value(default_of(value)) for name, value in fields_of(one) if value is not None}
-        for one in made if one.name not in names and any(last_name(base) in names for base in one.bases)
-    }  # fmt: skip
+    """Classes of the script that are made from some classes -> their fields with their values."""
+    made = classes_of(script.tree)
+    found: dict[str, dict[str, Any]] = {}
+    for name in (one for one in made if one not in names):
+        own, others = lineage(name, made)
+        if not (others | {one.name for one in own}).isdisjoint(names):
+            fields = [pair for one in reversed(own) if one.name not in names for pair in fields_of(one)]
+            found[name] = {one: script.value(default_of(value)) for one, value in fields if value is not None}
+    return found
 
 
 def lists_all_linear(script: Script, node: ast.expr) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
+from planner.trainers.reading.derived import kinds_of
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
@@ -22,7 +23,6 @@ from planner.trainers.reading.script_parts import (
     BATCH,
     CHECKPOINTS,
     OF_ANOTHER,
-    bases_of,
     builds_a_model,
     derived_from,
     held,
@@ -102,7 +102,7 @@ def settings_of(
     data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= parts_of(script, trainers, loads) | adapters(script, unsloth) | on_cpus(script)
     called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
-    kinds = {name for one in called for name in (one, *bases_of(script, one))}
+    kinds = kinds_of(script.tree, called)
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
