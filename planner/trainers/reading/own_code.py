@@ -91,8 +91,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
-        named = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
-        built |= {True for kinds in named if any(one.startswith("DPO") for one in kinds)}
+        derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
+        built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}

@@ -2,6 +2,7 @@
 methods of a step of which nothing is understood."""
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 
@@ -34,6 +35,7 @@ BATCH = re.compile(r"(self\.)?_?(args\.)?(_?train_batch_size|per_device_train_ba
 KEEPS = {
     "graph": "takes gradients of its own",
     "text": "generates text",
+    "handed": "hands the scores to what is not read here",
     "weights": "keeps a copy of weights",
     "penalty": "adds a term over the weights, of which it keeps differences",
     "gradients": "copies gradients",
@@ -43,6 +45,13 @@ KEEPS = {
 OF_SIZE = ("weights", "penalty", "gradients")
 """Those of the size of the weights."""
 OF_WEIGHTS = re.compile(r"\b(named_)?parameters\(\)|\bstate_dict\(\)")
+GIVEN = re.compile(r"(\w+\.)?\w*logits\w*(\[.*\])?|outputs?")
+"""Scores, as a loss gives them on."""
+OF_TRAINERS = re.compile(r"accelerator|label_smoother|model|state|args|log\b|store_metrics|_?metrics")
+OF_LIBRARIES = re.compile(
+    r"[A-Z]\w*|super|selective_log_softmax|entropy_from_logits|log\w*probs_from_logits|(fixed_)?cross_entropy|(log_)?softmax|logsumexp|pad\w*"
+)
+"""What a trainer of transformers and TRL has, and functions of theirs and of torch, that are given scores."""
 LEAST = 0.1
 """GiB below which nothing is said."""
 QUIET = re.compile(r"return_outputs|logging_steps|not \w+(\.\w+)*\.training|train_eval == .eval")
@@ -54,14 +63,16 @@ SCORES = re.compile(r"cross_entropy(_loss)?|log_softmax|softmax|logsumexp")
 def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[str] | int]:
     """What the classes of some trainers do in a step that no plan has."""
     made, lines, scores = classes_of(script.tree), dict[str, None](), 0
-    puts = (one for one in ast.walk(script.tree) if made and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call))
-    losses = {last_name(one.targets[0]) for one in puts if last_name(getattr(one.value, "func", one)) == "CrossEntropyLoss"}
+    puts = [(last_name(one.targets[0]), last_name(one.value.func)) for one in ast.walk(script.tree)
+            if made and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]  # fmt: skip
+    held = {name: own_functions([made[kind]]).get("forward") for name, kind in puts if kind in made}
+    losses = {name for name, kind in puts if kind == "CrossEntropyLoss"}
     for name in dict.fromkeys(last_name(one.func) for one in trainers):
         classes = lineage(name, made)[0]
-        named = {**script.functions, **own_functions(classes)}
+        named = {**{one: forward for one, forward in held.items() if forward}, **script.functions, **own_functions(classes)}
         for each, one in methods_of(classes, DECIDING):
             place = f"{each.name}.{one.name} (line {one.lineno % FAR})"
-            lines |= dict.fromkeys([f"{word} {place}" for word in _kept(one, named)])
+            lines |= dict.fromkeys([f"{word} {place}" for word in _kept(one, named, losses)])
             if not (calls_above(one) or _understood(one, named)):
                 lines[f"unknown {place}"] = None
             if one.name == "compute_loss":
@@ -80,10 +91,10 @@ def _understood(method: ast.FunctionDef, named: Mapping[str, Function]) -> bool:
         return handed and all(BATCH.fullmatch(ast.unparse(one)) for one in sizes)
     if method.name not in (*LOSSES, *STEPS):
         return False
-    return handed or passes(method.body, of_helpers(named)) > 0
+    return handed or passes(method.body) > 0 or passes(method.body, of_helpers(named)) > 0
 
 
-def _kept(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator[str]:
+def _kept(method: ast.FunctionDef, named: Mapping[str, Function], losses: Set[str]) -> Iterator[str]:
     """Words of KEEPS for what a method does, with functions of the program that it calls."""
     for node in _reached(method, named):
         text = ast.unparse(node) if isinstance(node, ast.For | ast.ListComp | ast.DictComp | ast.GeneratorExp) else ""
@@ -92,6 +103,8 @@ def _kept(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator[st
             on = {word.arg for word in node.keywords if isinstance(word.value, ast.Constant) and word.value.value is True}
             if not on.isdisjoint({"create_graph", "retain_graph"}) or f"{owner}.{name}" in ("torch.autograd.grad", "autograd.grad"):
                 yield "graph"
+            elif method.name == "compute_loss" and name not in {*named, *losses} and _hands_scores(node):
+                yield "handed"
             elif name == "generate" and re.search("model|self", owner):
                 yield "text"
             elif name == "deepcopy" and node.args and re.search(r"\bmodel$|state_dict\(\)$", ast.unparse(node.args[0])):
@@ -104,6 +117,14 @@ def _kept(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator[st
             yield "weights"
         elif OF_WEIGHTS.search(text) and re.search(r"\*\* ?2|\bpow\(|\bnorm\(|\babs\(|mse_loss\(", text):
             yield "penalty"
+
+
+def _hands_scores(call: ast.Call) -> bool:
+    """Whether the scores are given to a function, or to what a trainer holds, that is no part of torch or transformers."""
+    first, _, rest = ast.unparse(call.func).partition(".")
+    own = first not in dir(builtins) if not rest else first == "self" and OF_TRAINERS.match(rest) is None
+    given = (*call.args, *(one.value for one in call.keywords))
+    return own and OF_LIBRARIES.fullmatch(last_name(call.func)) is None and any(GIVEN.fullmatch(ast.unparse(one)) for one in given)
 
 
 def _reached(method: ast.FunctionDef, named: Mapping[str, Function]) -> Iterator[ast.AST]:

@@ -2,10 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading import own_methods, own_weights
+from planner.trainers.reading.derived import classes_of, lineage, methods_of
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.kernels import OWN_LOSS
@@ -136,6 +137,9 @@ def put_by(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
     return found
 
 
+MAKES_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler")
+
+
 def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
     """The optimizer that a trainer is given, or that its class makes, as its constructor is called; a gap where it is not known;
     None = the trainer makes it from its arguments."""
@@ -146,10 +150,10 @@ def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
         first = _held(script, first)
         if first is not None and not (isinstance(first, ast.Constant) and first.value is None):
             return _named(last_name(first.func if isinstance(first, ast.Call) else first))
-        for method in _methods(script, last_name(call.func), "create_optimizer"):
+        for _, method in methods_of(lineage(last_name(call.func), classes_of(script.tree))[0], MAKES_OPTIMIZER):
             made = [last_name(one.func) for one in ast.walk(method) if isinstance(one, ast.Call)]
             known = [one for one in made if one.lower() in OPTIMIZERS]
-            if "create_optimizer" not in made:  # that of the class above
+            if not set(MAKES_OPTIMIZER) & {*made}:  # that of the class above
                 return _named(known[0] if known else "")
     return None
 
@@ -164,18 +168,6 @@ def _held(script: Running, node: ast.expr | None) -> ast.expr | None:
         return node
     made = [one.value for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]
     return made[-1] if made else node
-
-
-def _methods(script: Running, name: str, method: str) -> Iterator[ast.FunctionDef]:
-    """A method of a class of the script, or of those that it is made from."""
-    made = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-    waiting, seen = [name], {""}
-    while waiting:
-        one = waiting.pop()
-        if one in made and one not in seen:
-            seen.add(one)
-            yield from (part for part in made[one].body if isinstance(part, ast.FunctionDef) and part.name == method)
-            waiting += [last_name(base) for base in made[one].bases]
 
 
 def other_sizes(script: Running, said: Given) -> list[Question]:

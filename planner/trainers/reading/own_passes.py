@@ -71,7 +71,9 @@ def of_helpers(named: Mapping[str, Function]) -> dict[str, int]:
     """Forward passes of functions that are given the model, by name, with those of functions that these call."""
     found: dict[str, int] = {}
     for _ in range(DEEPEST):
-        found = {one: passes(node.body, found) for one, node in named.items() if one not in STEPS}
+        before, found = found, {one: passes(node.body, found) for one, node in named.items() if one not in STEPS}
+        if before == found:
+            break
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.base_weights import CAST, PREPARES
-from planner.trainers.reading.derived import classes_of, lineage
+from planner.trainers.reading.derived import classes_of
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import default_of, fields_of, last_name, option_names
@@ -294,15 +294,21 @@ def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
 
 
 def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Classes of the script that are made from some classes -> their fields with their values."""
-    made = classes_of(script.tree)
-    found: dict[str, dict[str, Any]] = {}
-    for name in (one for one in made if one not in names):
-        own, others = lineage(name, made)
-        if not (others | {one.name for one in own}).isdisjoint(names):
-            fields = [pair for one in reversed(own) if one.name not in names for pair in fields_of(one)]
-            found[name] = {one: script.value(default_of(value)) for one, value in fields if value is not None}
-    return found
+    """Classes of the script that are made from some classes, through others of it -> their own fields with their values."""
+    made = {name: one for name, one in classes_of(script.tree).items() if name not in names}
+    below: dict[str, list[str]] = {}
+    for name, one in made.items():
+        for base in one.bases:
+            below.setdefault(last_name(base), []).append(name)
+    known, waiting = set(names), list(names)
+    while waiting:
+        fresh = set(below.get(waiting.pop(), ())) - known
+        known |= fresh
+        waiting += fresh
+    return {
+        name: {field: script.value(default_of(value)) for field, value in fields_of(one) if value is not None}
+        for name, one in made.items() if name in known
+    }  # fmt: skip
 
 
 def lists_all_linear(script: Script, node: ast.expr) -> bool:
