@@ -73,10 +73,11 @@ OF_LIBRARIES = ("transformers", "trl", "peft", "unsloth")
 def by_their_names(tree: ast.Module) -> ast.Module:
     """A script whose classes of libraries are called as these call them: from transformers import Trainer as HFTrainer."""
     nodes = list(ast.walk(tree))
-    taken = [(one, node) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]
-    others = {(one.asname or one.name) for one, _ in taken} | {one.name for one in nodes if isinstance(one, ast.FunctionDef)}
-    names = {one.asname: one for one, node in taken if one.asname and one.name[:1].isupper() and one.name not in others
-             and not node.level and (node.module or "").partition(".")[0] in OF_LIBRARIES}  # fmt: skip
+    taken = [(one, not node.level and (node.module or "").partition(".")[0] in OF_LIBRARIES)
+             for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]  # fmt: skip
+    others = {one.asname or one.name for one, ours in taken if not ours} | {
+        one.name for one in nodes if isinstance(one, ast.FunctionDef)}  # fmt: skip
+    names = {one.asname: one for one, ours in taken if ours and one.asname and one.name[:1].isupper() and one.name not in others}
     for node in nodes if names else ():
         if isinstance(node, ast.Name) and node.id in names:
             node.id = names[node.id].name
