@@ -16,6 +16,7 @@ from planner.trainers.reading.own_passes import STEPS, of_helpers, passes
 from planner.trainers.reading.python_text import FAR, Function, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.versions import newer
 from planner.units import GIB
 
 OWN_METHODS, OWN_SCORES = "own_methods", "own_scores"
@@ -28,7 +29,8 @@ DECIDING = (
 """Methods of transformers' and TRL's trainers that decide what a step is."""
 CALLED = {
     "compute_loss": LOSSES[1:], "get_batch_loss_metrics": LOSSES[2:], "training_step": ("compute_loss",),
-    "get_train_dataloader": ("prepare", "DataLoader", "get_dataloader"),
+    "get_train_dataloader": ("prepare", "DataLoader", "get_dataloader"), "_prepare_inputs": ("_prepare_input",),
+    "_inner_training_loop": ("training_step",), "create_accelerator_and_postprocess": ("Accelerator",),
 }  # fmt: skip
 """What a method that does not call the one above calls where it is the step that is known."""
 BATCH = re.compile(r"(self\.)?_?(args\.)?(_?train_batch_size|per_device_train_batch_size)")
@@ -52,6 +54,8 @@ OF_LIBRARIES = re.compile(
     r"[A-Z]\w*|super|selective_log_softmax|entropy_from_logits|log\w*probs_from_logits|(fixed_)?cross_entropy|(log_)?softmax|logsumexp|pad\w*"
 )
 """What a trainer of transformers and TRL has, and functions of theirs and of torch, that are given scores."""
+BY_ROWS = (0, 15)
+"""Version of TRL whose DPO takes scores row by row.  [trl/trainer/dpo_trainer.py: concatenated_forward]"""
 LEAST = 0.1
 """GiB below which nothing is said."""
 QUIET = re.compile(r"return_outputs|logging_steps|not \w+(\.\w+)*\.training|train_eval == .eval")
@@ -77,6 +81,8 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
                 lines[f"unknown {place}"] = None
             if one.name == "compute_loss":
                 scores = max(scores, _scores(one, named, losses))
+            if one.name == "concatenated_forward" and not calls_above(one) and _scores(one, named, losses):
+                lines[f"pairs {place}"] = None
     return {**({OWN_METHODS: list(lines)} if lines else {}), **({OWN_SCORES: scores} if scores else {})}
 
 
@@ -89,14 +95,15 @@ def _understood(method: ast.FunctionDef, named: Mapping[str, Function]) -> bool:
         pairs = (pair for one in ast.walk(method) if isinstance(one, ast.Dict) for pair in zip(one.keys, one.values, strict=True))
         sizes += [value for key, value in pairs if getattr(key, "value", None) == "batch_size"]
         return handed and all(BATCH.fullmatch(ast.unparse(one)) for one in sizes)
-    if method.name not in (*LOSSES, *STEPS):
-        return False
-    return handed or passes(method.body) > 0 or passes(method.body, of_helpers(named)) > 0
+    runs = method.name in (*LOSSES, *STEPS)
+    return handed or (runs and (passes(method.body) > 0 or passes(method.body, of_helpers(named)) > 0))
 
 
 def _kept(method: ast.FunctionDef, named: Mapping[str, Function], losses: Set[str]) -> Iterator[str]:
     """Words of KEEPS for what a method does, with functions of the program that it calls."""
+    free: set[int] = set()
     for node in _reached(method, named):
+        free |= {id(one) for one in ast.walk(node)} if _has_no_gradient(node) else set()
         text = ast.unparse(node) if isinstance(node, ast.For | ast.ListComp | ast.DictComp | ast.GeneratorExp) else ""
         if isinstance(node, ast.Call):
             name, owner = last_name(node.func), ast.unparse(getattr(node.func, "value", node.func))
@@ -115,8 +122,14 @@ def _kept(method: ast.FunctionDef, named: Mapping[str, Function], losses: Set[st
             yield from ["gradients"] * bool(re.search(r"\.grad(\.\w+\(\))*\.(clone|view|flatten|reshape)\(", text))
         elif OF_WEIGHTS.search(text) and re.search(r"\.clone\(|\.copy\(", text):
             yield "weights"
-        elif OF_WEIGHTS.search(text) and re.search(r"\*\* ?2|\bpow\(|\bnorm\(|\babs\(|mse_loss\(", text):
+        elif OF_WEIGHTS.search(text) and id(node) not in free and re.search(r"\*\* ?2|\bpow\(|\bnorm\(|\babs\(|mse_loss\(", text):
             yield "penalty"
+
+
+def _has_no_gradient(node: ast.AST) -> bool:
+    """Whether what stands in a block, or is done by a function, keeps nothing for a backward pass."""
+    said = [one.context_expr for one in node.items] if isinstance(node, ast.With) else getattr(node, "decorator_list", [])
+    return any(WITHOUT.search(ast.unparse(one)) for one in said)
 
 
 def _hands_scores(call: ast.Call) -> bool:
@@ -160,9 +173,7 @@ def _scores(method: ast.FunctionDef, named: Mapping[str, Function], losses: Set[
 def _most(node: ast.AST, named: Mapping[str, Function | None], seen: Set[str]) -> frozenset[int]:
     """What takes them in a part of a loss: of branches the one with the most, of what has no gradient nothing. ``named``: functions
     of the program, None = an object that is such a loss."""
-    if isinstance(node, ast.With) and any(WITHOUT.search(ast.unparse(one.context_expr)) for one in node.items):
-        return frozenset()
-    if isinstance(node, ast.FunctionDef) and any(WITHOUT.search(ast.unparse(one)) for one in node.decorator_list):
+    if _has_no_gradient(node):
         return frozenset()
     if isinstance(node, ast.If):
         ways = [node.orelse] if QUIET.search(ast.unparse(node.test)) else [node.body, node.orelse]
@@ -200,6 +211,10 @@ def notes(given: Settings, spec: ModelSpec | None, precision: str, tokens: int, 
     if given.get(OWN_LOSS) == ALL_SCORES and trainer == "unsloth" and (less := 10.0 * scores / GIB) >= LEAST:
         what = "the loss of the program's trainer keeps all scores, which unsloth's takes in pieces, as priced"
         found.append(f"{what}: memory comes out too low by up to {less:.1f} GiB")
+    pairs = [place for one, place in lines if one == "pairs" and newer(given.path, "trl", BY_ROWS)]  # else it is told already
+    if pairs and (less := 12.0 * scores / GIB) >= LEAST:
+        what = "takes log probabilities of all scores at once, and those of TRL since 0.15 are priced"
+        found.append(f"{pairs[0]} {what}: memory comes out too low by up to {less:.1f} GiB")
     more = 4.0 * (int(given.data.get(OWN_SCORES) or 1) - 1) * scores / GIB
     if more >= LEAST:
         what = "the loss of the program's trainer takes the scores of the vocabulary several times, and once is priced"
