@@ -19,6 +19,7 @@ class Own({base}):
 {body}
 
 model = {loads}.from_pretrained("Qwen/Qwen3-0.6B", torch_dtype=torch.float32{precision})
+{around}
 args = {config}(per_device_train_batch_size=4, gradient_accumulation_steps=2, gradient_checkpointing=True, bf16=True,
     output_dir="out"{words})
 Own(model=model, args=args, train_dataset=data{handed}).train()
@@ -43,7 +44,7 @@ def loss(*lines: str) -> str:
 def found(folder: Path, body: str, **parts: str) -> Reading:
     """A program with a trainer of its own, on one GPU with sequences of 2048 tokens."""
     usual = {"base": "Trainer", "config": "TrainingArguments", "loads": "AutoModelForCausalLM"}
-    parts = {**usual, "before": "", "words": "", "handed": "", "precision": "", **parts}
+    parts = {**usual, "before": "", "words": "", "handed": "", "precision": "", "around": "", **parts}
     written(folder, "transformers==4.56.0\ntrl==1.8.0\n", "requirements.txt")
     path = written(folder, PROGRAM.format(**parts, body=body), "train.py")
     return read(path, None, Given(num_gpus=1, sequence_length=2048))
@@ -96,6 +97,13 @@ def test_what_it_keeps_beside_the_step_is_told(tmp_path: Path, line: str, said: 
     helper = "def helped(model):\n    model.x.backward(retain_graph=True)\n    return 0\n"
     job = found(tmp_path, loss(ABOVE, line, "return loss"), before=helper)
     assert any(said in one and "Own.compute_loss" in one and "not in the plan" in one for one in told(job))
+
+
+def test_what_is_around_the_model_is_told(tmp_path: Path) -> None:
+    made = f"class Around(torch.nn.Module):\n{method('forward(self, **words)', 'return self.inner(**words)')}"
+    job = found(tmp_path, "    pass\n", before=made, around="model = Around(model)")
+    assert "Around (line 5) is around the model, with a pass of its own: not in the plan" in job.notes
+    assert not any("Around" in one for one in found(tmp_path, "    pass\n", before=made).notes)
 
 
 def test_scores_that_it_takes_several_times_have_their_bytes(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def owner(call: ast.Call) -> str:
     return getattr(value, "id", getattr(value, "attr", ""))
 
 
-def _is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
+def is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
     """Whether a class is a language model: by its name, or by what it is made from."""
     return any(one in MODELS or one.endswith(DECODERS) for one in (name, *lineage(name, made)[1]))
 
@@ -45,7 +45,7 @@ def _is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
 def _loads_model(call: ast.Call, made: dict[str, ast.ClassDef]) -> bool:
     """Whether from_pretrained is of a language model; a class that a variable holds is one by what it is given."""
     own, held = owner(call), OF_A_MODEL & {one.arg for one in call.keywords}
-    return _is_model(own, made) or (bool(held) and own[:1].islower())
+    return is_model(own, made) or (bool(held) and own[:1].islower())
 
 
 def known_loads(script: Script, calls: Sequence[ast.Call]) -> list[ast.Call]:

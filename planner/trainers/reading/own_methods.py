@@ -11,7 +11,7 @@ from planner.errors import listed
 from planner.model import ModelSpec
 from planner.trainers.reading.derived import calls_above, classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.kernels import ALL_SCORES, OWN_LOSS
-from planner.trainers.reading.own_classes import OF_SCORES
+from planner.trainers.reading.own_classes import OF_SCORES, is_model
 from planner.trainers.reading.own_passes import STEPS, of_helpers, passes
 from planner.trainers.reading.python_text import FAR, Function, last_name
 from planner.trainers.reading.running import Running
@@ -35,6 +35,7 @@ CALLED = {
 """What a method that does not call the one above calls where it is the step that is known."""
 BATCH = re.compile(r"(self\.)?_?(args\.)?(_?train_batch_size|per_device_train_batch_size)")
 KEEPS = {
+    "around": "is around the model, with a pass of its own",
     "graph": "takes gradients of its own",
     "text": "generates text",
     "handed": "hands the scores to what is not read here",
@@ -43,7 +44,7 @@ KEEPS = {
     "gradients": "copies gradients",
     "hooks": "sets hooks, which may keep activations",
 }
-"""What is found in a method, and what a note says of it."""
+"""What is found in a method, or of the model that a trainer is given, and what a note says of it."""
 OF_SIZE = ("weights", "penalty", "gradients")
 """Those of the size of the weights."""
 OF_WEIGHTS = re.compile(r"\b(named_)?parameters\(\)|\bstate_dict\(\)")
@@ -71,6 +72,10 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
             if made and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]  # fmt: skip
     held = {name: own_functions([made[kind]]).get("forward") for name, kind in puts if kind in made}
     losses = {name for name, kind in puts if kind == "CrossEntropyLoss"}
+    for variable in (last_name(word.value) for call in trainers for word in call.keywords if word.arg == "model"):
+        kind = next((each for name, each in reversed(puts) if name == variable), "")
+        if kind in made and not is_model(kind, made):
+            lines[f"around {kind} (line {made[kind].lineno % FAR})"] = None
     for name in dict.fromkeys(last_name(one.func) for one in trainers):
         classes = lineage(name, made)[0]
         named = {**{one: forward for one, forward in held.items() if forward}, **script.functions, **own_functions(classes)}
