@@ -157,7 +157,7 @@ def reading(job: FineTuning) -> Reading:
     states, paged = _states(*_optimizer(job), trainer, where)
     wanted, lean = _kernels(job, model, trainer)
     built, added = model_notes.of_added_tokens(job.given, spec, job.tokens)
-    noted = (*noted, *low, *apart, *lean, *added)
+    noted = (*noted, *low, *apart, *lean, *added, *own_methods.notes(job.given, spec, precision, job.tokens, trainer))
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(
@@ -175,7 +175,6 @@ def reading(job: FineTuning) -> Reading:
     held = by_release.of_wrapper(job.given, shard, result, spec) if job.trainer in OF_TRAINER else ()
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
     more = (*own[1], *of_methods(result.unread, spec, result.precision), *held)
-    more += own_methods.notes(job.given, spec, result.precision, job.tokens, trainer)
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *more))
 
 
