@@ -74,7 +74,7 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
     losses = {name for name, kind in puts if kind == "CrossEntropyLoss"}
     for variable in (last_name(word.value) for call in trainers for word in call.keywords if word.arg == "model"):
         kind = next((each for name, each in reversed(puts) if name == variable), "")
-        if kind in made and not is_model(kind, made):
+        if "forward" in own_functions(lineage(kind, made)[0]) and not is_model(kind, made):
             lines[f"around {kind} (line {made[kind].lineno % FAR})"] = None
     for name in dict.fromkeys(last_name(one.func) for one in trainers):
         classes = lineage(name, made)[0]
