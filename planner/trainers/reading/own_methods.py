@@ -68,13 +68,14 @@ SCORES = re.compile(r"cross_entropy(_loss)?|log_softmax|softmax|logsumexp")
 def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[str] | int]:
     """What the classes of some trainers do in a step that no plan has."""
     made, lines, scores = classes_of(script.tree), dict[str, None](), 0
-    puts = [(last_name(one.targets[0]), last_name(one.value.func)) for one in ast.walk(script.tree)
+    puts = [(ast.unparse(one.targets[0]), last_name(one.value.func)) for one in ast.walk(script.tree)
             if made and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]  # fmt: skip
-    held = {name: own_functions([made[kind]]).get("forward") for name, kind in puts if kind in made}
-    losses = {name for name, kind in puts if kind == "CrossEntropyLoss"}
-    for variable in (last_name(word.value) for call in trainers for word in call.keywords if word.arg == "model"):
+    held = {name.rpartition(".")[2]: own_functions([made[kind]]).get("forward") for name, kind in puts if kind in made}
+    losses = {name.rpartition(".")[2] for name, kind in puts if kind == "CrossEntropyLoss"}
+    for variable in (ast.unparse(word.value) for call in trainers for word in call.keywords if word.arg == "model"):
         kind = next((each for name, each in reversed(puts) if name == variable), "")
-        if "forward" in own_functions(lineage(kind, made)[0]) and not is_model(kind, made):
+        own, others = lineage(kind, made)
+        if "forward" in own_functions(own) and "Module" in others and not is_model(kind, made):  # no class of transformers
             lines[f"around {kind} (line {made[kind].lineno % FAR})"] = None
     for name in dict.fromkeys(last_name(one.func) for one in trainers):
         classes = lineage(name, made)[0]
