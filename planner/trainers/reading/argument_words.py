@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
-from planner.trainers.reading.kernels import IN_PIECES, KERNELS, OWN_LOSS, other_attention
+from planner.trainers.reading.kernels import ALL_SCORES, IN_PIECES, KERNELS, OWN_LOSS, other_attention
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.versions import newer
@@ -82,7 +82,7 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     found = [text for name, text in SAYS.items() if given.get(name) not in off]
     found += other_attention(given.get("attn_implementation"))
     found += [BY_HAND] * (adapters and given.flag("by_hand"))
-    found += [KEPT_ITSELF] * (given.get(OWN_LOSS) not in (None, IN_PIECES))
+    found += [KEPT_ITSELF] * (given.get(OWN_LOSS) not in (None, IN_PIECES, ALL_SCORES))
     computes = str(given.get("bnb_4bit_compute_dtype", "")).removeprefix("torch.")
     if adapters and precision == "fp32" and computes in ("bfloat16", "float16") and given.flag("load_in_4bit"):
         found.append(IN_HALF.format(computes))
@@ -188,8 +188,8 @@ IN_PAIRS = (
 def fuses(given: Settings, objective: str) -> bool:
     """Whether Liger's loss is the one of the trainer."""
     own = given.get(OWN_LOSS)
-    if own == IN_PIECES:
-        return objective != "dpo"
+    if own in (IN_PIECES, ALL_SCORES):
+        return own == IN_PIECES and objective != "dpo"
     said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
     said[1] = said[1] and own is None  # else an option of the program, which says what its class does
     off = given.get("liger_kernel_config.fused_linear_cross_entropy") is False
@@ -226,6 +226,8 @@ BY_WHOLE = (
 def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, ...]]:
     if fuses(given, objective):
         return "fused_linear", ()
+    if given.get(OWN_LOSS) == ALL_SCORES:
+        return "kept", ()
     named = str(given.get("loss_type", "")).lower()
     new = newer(given.path, "trl", CHUNKS)
     if objective == "dpo" or named in ("nll", "dft") or (old and (new is False or "max_seq_length" in given.data)):

@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
-from planner.trainers.reading import base_weights, by_release, kernels, model_notes, own_layers
+from planner.trainers.reading import base_weights, by_release, kernels, model_notes, own_layers, own_methods
 from planner.trainers.reading.base_weights import PARAMETERS
 from planner.trainers.reading.configuration import Reading, reduced_last
 from planner.trainers.reading.given import Question
@@ -66,7 +66,7 @@ QUIET = re.compile(
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
     r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference"
-    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_loss|by_hand|apply_liger_kernel)"
+    r"|by_trainer|casts_adapters|loaded_without_dtype|adapters_stay_half|own_(loss|methods|scores)|by_hand|apply_liger_kernel)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -112,7 +112,8 @@ class FineTuning:
     @property
     def tokens(self) -> int:
         """Of a forward pass; 0 = not known."""
-        return self.micro_batch_size * (self.sequence_length or 0) * (2 if self.objective == "dpo" else 1)
+        length = self.sequence_length or (self.given.said.sequence_length if self.given.said is not None else None) or 0
+        return self.micro_batch_size * length * (2 if self.objective == "dpo" else 1)
 
 
 def reading(job: FineTuning) -> Reading:
@@ -156,7 +157,7 @@ def reading(job: FineTuning) -> Reading:
     states, paged = _states(*_optimizer(job), trainer, where)
     wanted, lean = _kernels(job, model, trainer)
     built, added = model_notes.of_added_tokens(job.given, spec, job.tokens)
-    noted = (*noted, *low, *apart, *lean, *added)
+    noted = (*noted, *low, *apart, *lean, *added, *own_methods.notes(job.given, spec, precision, job.tokens, trainer))
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}
     result = Reading(

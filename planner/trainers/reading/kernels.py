@@ -24,8 +24,8 @@ OF_AXOLOTL, PATCHES_ALL = SWITCHES[3], (0, 13)
 """Its switch, and the release of axolotl whose own patch is for models too that Liger has none for.  [integrations/liger]"""
 OF_LAYERS = ("liger_rms_norm", "liger_glu_activation", "liger_swiglu", "apply_liger_kernel")
 """Switches of axolotl for kernels within a layer, and what a program calls for them."""
-OWN_LOSS, IN_PIECES = "own_loss", "fused"
-"""Of a program whose model or trainer computes its loss itself: what is kept of the scores; by a loss that keeps none of them."""
+OWN_LOSS, IN_PIECES, ALL_SCORES = "own_loss", "fused", "scores"
+"""Of a program whose model or trainer computes its loss itself: what is kept of the scores; none by a loss that fuses, or all."""
 OWN_LOSSES = ("use_dft_loss", "use_eaft_loss", "use_eaft", "label_smoothing_factor")
 """Losses that take the labels from the model, which then returns the scores.  [transformers, trainer.py: compute_loss]"""
 PATCHES_ADAPTED = (4, 49)

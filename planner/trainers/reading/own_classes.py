@@ -3,10 +3,10 @@ layers that these add and the losses that they compute."""
 
 import ast
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
 
-from planner.trainers.reading.kernels import IN_PIECES
+from planner.trainers.reading.derived import calls_above, classes_of, lineage, methods_of
+from planner.trainers.reading.kernels import ALL_SCORES, IN_PIECES
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -37,37 +37,20 @@ def owner(call: ast.Call) -> str:
     return getattr(value, "id", getattr(value, "attr", ""))
 
 
-def _classes(script: Script) -> dict[str, ast.ClassDef]:
-    return {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-
-
-def _lineage(name: str, made: dict[str, ast.ClassDef]) -> tuple[list[ast.ClassDef], set[str]]:
-    """(Classes of a program that a class is made from, itself the first; names of those that are elsewhere)."""
-    waiting, own, others = deque([name]), dict[str, ast.ClassDef](), set[str]()
-    while waiting:
-        one = waiting.popleft()
-        if one not in made:
-            others.add(one)
-        elif one not in own:
-            own[one] = made[one]
-            waiting += [last_name(base) for base in made[one].bases]
-    return list(own.values()), others
-
-
-def _is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
+def is_model(name: str, made: dict[str, ast.ClassDef]) -> bool:
     """Whether a class is a language model: by its name, or by what it is made from."""
-    return any(one in MODELS or one.endswith(DECODERS) for one in (name, *_lineage(name, made)[1]))
+    return any(one in MODELS or one.endswith(DECODERS) for one in (name, *lineage(name, made)[1]))
 
 
 def _loads_model(call: ast.Call, made: dict[str, ast.ClassDef]) -> bool:
     """Whether from_pretrained is of a language model; a class that a variable holds is one by what it is given."""
     own, held = owner(call), OF_A_MODEL & {one.arg for one in call.keywords}
-    return _is_model(own, made) or (bool(held) and own[:1].islower())
+    return is_model(own, made) or (bool(held) and own[:1].islower())
 
 
 def known_loads(script: Script, calls: Sequence[ast.Call]) -> list[ast.Call]:
     """Those of some calls of from_pretrained that load a language model for certain."""
-    made = _classes(script) if calls else {}
+    made = classes_of(script.tree) if calls else {}
     return [one for one in calls if _loads_model(one, made)]
 
 
@@ -91,7 +74,7 @@ def held_classes(script: Script, call: ast.Call) -> list[str]:
 
 def adds_layers(script: Script, name: str) -> bool:
     """Whether a class of a program has layers of its own: what its constructor makes that is no loss, or all of them."""
-    own, others = _lineage(name, _classes(script))
+    own, others = lineage(name, classes_of(script.tree))
     if not any(one.endswith(DECODERS) for one in others):
         return True
     starts = (part for one in own for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
@@ -102,24 +85,29 @@ def adds_layers(script: Script, name: str) -> bool:
 
 def own_loss(script: Running, loads: Sequence[ast.Call], trainers: Sequence[ast.Call]) -> str | None:
     """What is kept of the scores where classes of a program compute the loss themselves, of its model or of its trainer: IN_PIECES
-    by a loss that is known to keep none, KEPT by one that is not; None = the loss is that of transformers."""
-    made = _classes(script)
+    by a loss that is known to keep none, KEPT by one that is not, ALL_SCORES by one that takes them from the model; None = the loss
+    is that of transformers.  [transformers, trainer.py: compute_loss_func takes the labels from the model]"""
+    made = classes_of(script.tree)
     if any(script.may_run(one) for one in script.calls("cce_patch")):
         return IN_PIECES
     of_trainers = {last_name(one.func) for one in trainers}
-    if of_trainers and all(_fuses(_lineage(one, made)[0], ("compute_loss",)) for one in of_trainers):
+    if of_trainers and all(_fuses(lineage(one, made)[0], ("compute_loss",)) for one in of_trainers):
         return IN_PIECES
-    every = [_lineage(name, made)[0] for load in loads[:1] for name in held_classes(script, load)]
+    every = [lineage(name, made)[0] for load in loads[:1] for name in held_classes(script, load)]
     own = [_fuses(one, ("forward", "loss_function", "compute_loss")) for one in every if any(_losses(one))]
     if own:
         return IN_PIECES if all(own) and len(own) == len(every) else KEPT
-    parts = (part for one in of_trainers for known in _lineage(one, made)[0] for part in known.body)
-    by_head = (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "compute_loss")
-    return KEPT if any(OF_HEAD.search(ast.unparse(one)) for one in by_head) else None
+    losses = [one for name in of_trainers for _, one in methods_of(lineage(name, made)[0], ("compute_loss",))]
+    if any(OF_HEAD.search(ast.unparse(one)) for one in losses):
+        return KEPT
+    handed = any(script.keywords(one).get("compute_loss_func") is not None for one in trainers)
+    return ALL_SCORES if handed or any(OF_SCORES.search(ast.unparse(one)) and not calls_above(one) for one in losses) else None
 
 
 OF_HEAD = re.compile(r"lm_head\.weight|get_output_embeddings|logits_to_keep")
 """What a loss names that multiplies by the head itself."""
+OF_SCORES = re.compile(r"\.logits\b|[\[(]['\"]logits['\"][\])]")
+"""What a loss names that the model makes all scores for."""
 WHOLE, SPLIT = re.compile(r"\blm_head\("), re.compile(r"chunk|split|\bfor \w+ in range|checkpoint\(")
 """A pass that makes all scores at once, and words of one in pieces."""
 

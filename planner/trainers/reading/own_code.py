@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.accelerators import of_loop
+from planner.trainers.reading.derived import kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
@@ -92,6 +93,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
+        derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
+        built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}

@@ -2,10 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.trainers.reading import own_weights
+from planner.trainers.reading import own_methods, own_weights
+from planner.trainers.reading.derived import classes_of, lineage, methods_of
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.kernels import OWN_LOSS
@@ -45,7 +46,7 @@ def parts_of(script: Running, trainers: Sequence[ast.Call], loads: Sequence[ast.
         found[OWN_LOSS] = script.said.setting(OWN_LOSS) or kept
     if own_weights.own_adapters(script) is not None:
         found["by_hand"] = True
-    return found | added_tokens(script)
+    return found | own_methods.found_in(script, trainers) | added_tokens(script)
 
 
 def added_tokens(script: Running) -> dict[str, Any]:
@@ -139,6 +140,8 @@ def put_by(script: Running, trainers: Sequence[ast.Call]) -> dict[str, Any]:
 
 BY_HAND = ("optimizer", "optimizers", "optimizer_cls_and_kwargs")
 """What a trainer is given, or is set on it, for an optimizer."""
+MAKES_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler")
+"""Methods of a trainer that make its optimizer."""
 
 
 def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
@@ -155,10 +158,10 @@ def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
         first = _held(script, first)
         if first is not None and not (isinstance(first, ast.Constant) and first.value is None):
             return _named(last_name(first.func if isinstance(first, ast.Call) else first))
-        for method in _methods(script, last_name(call.func), "create_optimizer"):
+        for _, method in methods_of(lineage(last_name(call.func), classes_of(script.tree))[0], MAKES_OPTIMIZER):
             made = [last_name(one.func) for one in ast.walk(method) if isinstance(one, ast.Call)]
             known = [one for one in made if one.lower() in OPTIMIZERS]
-            if "create_optimizer" not in made:  # that of the class above
+            if not set(MAKES_OPTIMIZER) & {*made}:  # that of the class above
                 return _named(known[0] if known else "")
     return None
 
@@ -173,18 +176,6 @@ def _held(script: Running, node: ast.expr | None) -> ast.expr | None:
         return node
     made = [one.value for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]
     return made[-1] if made else node
-
-
-def _methods(script: Running, name: str, method: str) -> Iterator[ast.FunctionDef]:
-    """A method of a class of the script, or of those that it is made from."""
-    made = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-    waiting, seen = [name], {""}
-    while waiting:
-        one = waiting.pop()
-        if one in made and one not in seen:
-            seen.add(one)
-            yield from (part for part in made[one].body if isinstance(part, ast.FunctionDef) and part.name == method)
-            waiting += [last_name(base) for base in made[one].bases]
 
 
 def other_sizes(script: Running, said: Given) -> list[Question]:

@@ -5,14 +5,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from planner.trainers.reading.derived import classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import Function, last_name
 
 STEPS = ("compute_loss", "training_step", "get_batch_loss_metrics")
 """What a trainer does with one batch."""
 RUNS = re.compile(r"(\w+_)?(model|teacher|student)")
 """Names under which a model is called."""
+DEEPEST = 3
+"""Functions that call functions."""
 LEAVES = (ast.Return, ast.Raise)
 
 
@@ -39,15 +42,17 @@ def of_a_fork(script: Script, said: Given, libraries: Sequence[str], known: Sequ
 
 def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str, int]]:
     """(Class, method, least number of passes) of the trainers that a script makes and that run the model several times."""
-    classes = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
+    classes = classes_of(script.tree)
     held = _held(script)
     for name in (one for one in classes if script.calls(one) or any(map(script.calls, held.get(one, ())))):
-        own = [one for one in classes[name].body if isinstance(one, ast.FunctionDef)] if _derived(name, classes, trainers) else []
-        steps = [one for one in own if one.name in STEPS]
-        named = {**script.functions, **{one.name: one for one in own}} if steps else {}
-        inner = {one: passes(node.body) for one, node in named.items() if one not in STEPS}
+        above, others = lineage(name, classes)
+        derived = not (others | {one.name for one in above[1:]}).isdisjoint(trainers)
+        steps = [one for _, one in methods_of(above, STEPS)] if derived else []
+        inner = of_helpers({**script.functions, **own_functions(above)}) if steps else {}
+        paired = any(one.startswith("DPO") for one in (*others, *(one.name for one in above)))
+        usual = 2 if paired and any("no_grad" in ast.unparse(one) for each in above for one in each.body) else 1  # the reference's
         for part in steps:
-            if (count := passes(part.body, inner)) > 1:
+            if (count := passes(part.body, inner)) > usual:
                 yield name, part.name, count
 
 
@@ -62,17 +67,14 @@ def _held(script: Script) -> dict[str, set[str]]:
     return found
 
 
-def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str]) -> bool:
-    """Whether a class is made from one of some trainers, through others of the script."""
-    known, waiting = {name}, [name]
-    while waiting:
-        bases = {last_name(one) for one in classes[waiting.pop()].bases}
-        if not bases.isdisjoint(trainers):
-            return True
-        fresh = (bases & classes.keys()) - known
-        known |= fresh
-        waiting += fresh
-    return False
+def of_helpers(named: Mapping[str, Function]) -> dict[str, int]:
+    """Forward passes of functions that are given the model, by name, with those of functions that these call."""
+    found: dict[str, int] = {}
+    for _ in range(DEEPEST):
+        before, found = found, {one: passes(node.body, found) for one, node in named.items() if one not in STEPS}
+        if before == found:
+            break
+    return found
 
 
 def passes(statements: Sequence[ast.stmt], inner: Mapping[str, int] = MappingProxyType({})) -> int:

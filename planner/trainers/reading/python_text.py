@@ -51,7 +51,7 @@ def tree_of(path: Path) -> ast.Module:
     if path.suffix.lower() != ".ipynb":
         if re.search(r"^(![A-Za-z]|%[a-z])", text, re.MULTILINE):  # cells of a notebook, saved as they are
             text = re.sub(r"^([ \t]*)(?:![A-Za-z]|%[a-z]).*$", r"\1pass", text, flags=re.MULTILINE)
-        return library.parse_python(text, str(path))
+        return by_their_names(library.parse_python(text, str(path)))
     found, line, error = ast.Module([], []), 0, None
     for source in _cells(text, path):
         source = re.sub(r"^([ \t]*)[!%?](.*\\\n)*.*$", r"\1pass", source, flags=re.MULTILINE)
@@ -64,7 +64,26 @@ def tree_of(path: Path) -> ast.Module:
         line += source.count("\n") + 1
     if not found.body:
         raise error or PlannerError(f"{path}: a notebook without code")
-    return found
+    return by_their_names(found)
+
+
+OF_LIBRARIES = ("transformers", "trl", "peft", "unsloth")
+
+
+def by_their_names(tree: ast.Module) -> ast.Module:
+    """A script whose classes of libraries are called as these call them: from transformers import Trainer as HFTrainer."""
+    nodes = list(ast.walk(tree))
+    taken = [(one, not node.level and (node.module or "").partition(".")[0] in OF_LIBRARIES)
+             for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]  # fmt: skip
+    others = {one.asname or one.name for one, ours in taken if not ours} | {
+        one.name for one in nodes if isinstance(one, ast.FunctionDef)}  # fmt: skip
+    names = {one.asname: one for one, ours in taken if ours and one.asname and one.name[:1].isupper() and one.name not in others}
+    for node in nodes if names else ():
+        if isinstance(node, ast.Name) and node.id in names:
+            node.id = names[node.id].name
+    for one in names.values():
+        one.asname = None
+    return tree
 
 
 def tree_or_none(path: Path | None) -> ast.Module | None:

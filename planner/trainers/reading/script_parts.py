@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.trainers.reading.base_weights import CAST, PREPARES
+from planner.trainers.reading.derived import classes_of
 from planner.trainers.reading.given import Given, Question, value_of
 from planner.trainers.reading.own_flow import LOOKS, Flow
 from planner.trainers.reading.python import Script
@@ -308,18 +309,21 @@ def _in_a_loop(script: Script, trainers: Sequence[ast.Call]) -> bool:
     return any(isinstance(one, ast.Call) and (id(one) in makes or last_name(one.func) in names) for one in loops)
 
 
-def bases_of(script: Script, name: str) -> list[str]:
-    """Last names of the bases of a class of the script."""
-    made = (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name == name)
-    return [last_name(base) for one in made for base in one.bases]
-
-
 def derived_from(script: Script, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Classes of the script that are made from some classes -> their own fields with their values."""
-    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)]
+    """Classes of the script that are made from some classes, through others of it -> their own fields with their values."""
+    made = {name: one for name, one in classes_of(script.tree).items() if name not in names}
+    below: dict[str, list[str]] = {}
+    for name, one in made.items():
+        for base in one.bases:
+            below.setdefault(last_name(base), []).append(name)
+    known, waiting = set(names), list(names)
+    while waiting:
+        fresh = set(below.get(waiting.pop(), ())) - known
+        known |= fresh
+        waiting += fresh
     return {
-        one.name: {name: script.value(default_of(value)) for name, value in fields_of(one) if value is not None}
-        for one in made if one.name not in names and any(last_name(base) in names for base in one.bases)
+        name: {field: script.value(default_of(value)) for field, value in fields_of(one) if value is not None}
+        for name, one in made.items() if name in known
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading import lengths, own_passes, own_weights, script_parts, several_trainers, unsloth_parts
+from planner.trainers.reading.derived import classes_of, kinds_of, lineage
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.loading import BY_PEFT, loading
 from planner.trainers.reading.modules import takes_settings
@@ -23,7 +24,6 @@ from planner.trainers.reading.script_parts import (
     BATCH,
     CHECKPOINTS,
     OF_ANOTHER,
-    bases_of,
     builds_a_model,
     derived_from,
     held,
@@ -103,7 +103,7 @@ def settings_of(
     data |= {} if loads else loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= parts_of(script, trainers, loads) | adapters(script, unsloth) | on_cpus(script)
     called = [last_name(one.func) for one in (*configs[:1], *trainers[:1])]
-    kinds = {name for one in called for name in (one, *bases_of(script, one))}
+    kinds = kinds_of(script.tree, called)
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
@@ -286,9 +286,10 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
         if isinstance(owner, ast.Name) and modules.get(owner.id, OURS[0]) not in OURS:
             return ast.unparse(call.func)
     called = {last_name(one.func) for one in (*trainers, *script.calls(*CONFIGS))}
-    bare = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name in called]
+    made = classes_of(script.tree)
     ends = re.compile(r"(Trainer|Config|Arguments)$")
-    return next((one.name for one in bare if not any(ends.search(last_name(base)) for base in one.bases)), None)
+    above = {one: {*lineage(one, made)[1], *map(last_name, made[one].bases)} for one in made if one in called}
+    return next((one for one, names in above.items() if not any(map(ends.search, names))), None)
 
 
 def model_arguments(script: Running, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
