@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from import_files import written
 
+from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.given import Given, OpenQuestionsError
 
@@ -47,3 +48,86 @@ class TestDeepSpeedFile:
         text = AUTO.replace('"auto"', '2, "train_batch_size": 8')
         with pytest.raises(OpenQuestionsError, match="they share 4 micro batches"):
             read(written(tmp_path, text, "ds.json"), None, Given())
+
+
+LAUNCH = """#!/bin/bash
+MODEL=$1
+TASK=$2
+KIND=$3
+FILE=recipes/$MODEL/$TASK/config_$KIND.yaml
+SIZE=$(python scripts/get_batch_size.py --model_name $MODEL)
+CMD="scripts/run_$TASK.py $FILE"
+srun bash -c "accelerate launch --config_file $KIND.yaml $CMD"
+"""
+RECIPE = """model_name_or_path: Qwen/Qwen2.5-7B
+beta: 0.1
+bf16: true
+max_length: 1024
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+"""
+PAIRS = """from alignment import is_adapter_model
+from peft import PeftModel
+from trl import DPOConfig, DPOTrainer, ModelConfig, TrlParser, get_peft_config
+args, model_args = TrlParser((DPOConfig, ModelConfig)).parse_args_and_config()
+model = model_args.model_name_or_path
+if is_adapter_model(model) is True:
+    model = PeftModel.from_pretrained(model, model).merge_and_unload()
+DPOTrainer(model, args=args, peft_config=get_peft_config(model_args)).train()
+"""
+ODDS = "from trl import ORPOConfig, ORPOTrainer, TrlParser\n" + PAIRS.partition("\n")[2].replace("DPO", "ORPO")
+
+
+class TestRecipeOfALauncher:
+    """A script whose arguments name the recipe and the program at once."""
+
+    def _job(self, folder: Path, task: str) -> tuple[Path, Given]:
+        written(folder, PAIRS, "scripts/run_dpo.py")
+        written(folder, ODDS, "scripts/run_orpo.py")
+        written(folder, RECIPE, f"recipes/small/{task}/config_full.yaml")
+        file = f"recipes/small/{task}/config_full.yaml"
+        return written(folder, LAUNCH, "launch.sh"), Given(num_gpus=8, settings={"config_file": file, "fsdp": "full_shard"})
+
+    def test_the_one_training_is_read_beside_a_program_that_looks_something_up(self, tmp_path: Path) -> None:
+        path, _ = self._job(tmp_path, "dpo")
+        assert "config_file" in _questions(path, Given())
+
+    def test_the_file_that_is_said_decides_the_program(self, tmp_path: Path) -> None:
+        path, given = self._job(tmp_path, "orpo")
+        with pytest.raises(PlannerError, match="ORPO is not modelled"):
+            read(path, None, given)
+
+    def test_adapters_of_an_upload_are_not_asked_about(self, tmp_path: Path) -> None:
+        path, given = self._job(tmp_path, "dpo")
+        job = read(path, None, given)
+        assert (job.objective, job.lora_rank) == ("dpo", 0)
+        assert not {"use_peft", "lora_r"} & {one.name for one in job.questions}
+
+
+SCRIPT = """#!/bin/bash
+ENGINE=$1
+torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-3.1-8B --bf16 True --model_max_length 1024 \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --gradient_checkpointing True --deepspeed $ENGINE
+"""
+OWN = """import sys
+import torch
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+quick = HfArgumentParser(Options).parse_args_into_dataclasses()[0]
+use_half = quick.use_half
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype=torch.bfloat16 if use_half == True else torch.float32)
+args = TrainingArguments("out", per_device_train_batch_size=2, bf16=True)
+Trainer(model=model, args=args).train()
+"""
+
+
+class TestChoices:
+    """Answers that a question offers are those that settle it."""
+
+    def test_the_engine_of_a_variable(self, tmp_path: Path) -> None:
+        job = read(written(tmp_path, SCRIPT, "run.sh"), None, Given())
+        assert next(one.choices for one in job.questions if one.name == "ENGINE")[:2] == ("zero3", "zero2")
+
+    def test_a_variable_that_is_on_or_off(self, tmp_path: Path) -> None:
+        job = read(written(tmp_path, OWN, "train.py"), None, Given(num_gpus=1, sequence_length=1024))
+        assert next(one.choices for one in job.questions if one.name == "use_half") == ("true", "false")

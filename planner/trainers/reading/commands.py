@@ -146,7 +146,7 @@ def _may_train(program: str) -> bool:
 
 _ELSE = re.compile(
     r"download|prefetch|monitor|scrape|convert|preproc|prepare|infer|generat|(^|[/_.])eval|merge|upload|plot|compare|vllm|serv(e|ing)|bench|smoke|tokeniz|pytest"
-    r"|unittest"
+    r"|unittest|(^|[/_.])get_"
 )
 _TRAINS = re.compile(r"train|tun(e|ing)|sft|dpo|lora")
 """Words of programs that do something else, and of those that train all the same."""
