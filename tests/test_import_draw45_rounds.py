@@ -6,6 +6,7 @@ import pytest
 from import_files import written
 
 from planner.errors import PlannerError
+from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.given import Given, OpenQuestionsError
 
@@ -131,3 +132,36 @@ class TestChoices:
     def test_a_variable_that_is_on_or_off(self, tmp_path: Path) -> None:
         job = read(written(tmp_path, OWN, "train.py"), None, Given(num_gpus=1, sequence_length=1024))
         assert next(one.choices for one in job.questions if one.name == "use_half") == ("true", "false")
+
+
+OF_ITS_COMMAND = """import transformers
+from dataclasses import dataclass
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = "facebook/opt-125m"
+def train():
+    parser = transformers.HfArgumentParser((ModelArguments, transformers.TrainingArguments))
+    model_args, training_args = parser.parse_args_into_dataclasses()
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)
+    transformers.Trainer(model=model, args=training_args).train()
+if __name__ == "__main__":
+    train()
+"""
+
+
+class TestProgramOfACommand:
+    """A program whose arguments are those of its command, without one."""
+
+    def test_what_a_command_says_is_asked_for_at_once(self, tmp_path: Path) -> None:
+        path = written(tmp_path, OF_ITS_COMMAND, "train.py")
+        job = read(path, None, Given())
+        names = ["gradient_checkpointing", "bf16", "per_device_train_batch_size", "gradient_accumulation_steps", "optim"]
+        assert [one.name for one in job.questions][:7] == [*names, "accelerate", "--sequence-length S"]
+        answers = {"gradient_checkpointing": "true", "bf16": "true", "per_device_train_batch_size": "2", "optim": "adafactor"}
+        settings = {**answers, "gradient_accumulation_steps": "4", "fsdp": "full_shard", "torch_dtype": "float32"}
+        job = read(path, None, Given(num_gpus=8, model="llama-8b", sequence_length=1024, settings=settings))
+        found = job.fields
+        assert job.questions == () and (job.precision, job.optimizer) == ("bf16", "adafactor")
+        assert (found["micro_batch_size"], found["num_microbatches"], found["zero"]) == (2, 4, 3)
+        assert found["recompute"] == Recompute.FULL
+        assert "opt-125m" not in job.model_name and not any("opt " in one for one in job.notes)

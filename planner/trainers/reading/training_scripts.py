@@ -64,6 +64,10 @@ WHOLE = ("embed_tokens", "lm_head")
 SOME_LAYERS = ("layers_to_transform", "finetune_last_n_layers")  # the second of unsloth's get_peft_model
 
 
+class OfItsCommandError(PlannerError):
+    """A program whose arguments are those of its command, which stands elsewhere."""
+
+
 def settings_of(
     path: Path, said: Given, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
@@ -227,9 +231,7 @@ def _require_training(script: Script) -> None:
     require_ours(script, ours)
     if not script.calls(*CONFIGS, *derived_from(script, CONFIGS)):
         if script.calls("HfArgumentParser", "TrlParser"):
-            raise PlannerError(
-                f"{script.path}: it takes its arguments from its command line; import the script or the YAML that starts it"
-            )
+            raise OfItsCommandError(f"{script.path}: it takes its arguments from its command line")
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
     called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}
