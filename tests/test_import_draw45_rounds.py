@@ -165,3 +165,31 @@ class TestProgramOfACommand:
         assert (found["micro_batch_size"], found["num_microbatches"], found["zero"]) == (2, 4, 3)
         assert found["recompute"] == Recompute.FULL
         assert "opt-125m" not in job.model_name and not any("opt " in one for one in job.notes)
+
+
+CHAT = """#!/bin/bash
+deepspeed main.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 --max_seq_len 512 \\
+  --gradient_accumulation_steps 1 --gradient_checkpointing --zero_stage 3 --lora_dim 128 --lora_module_name layers. --deepspeed
+"""
+WORDS = """#!/bin/bash
+SIZE=$1
+TP=$2
+if [ $SIZE = 7B ]; then
+  LAYERS=32
+elif [ $SIZE = 13B ]; then
+  LAYERS=40
+fi
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers $LAYERS --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 \\
+  --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 \\
+  --tensor-model-parallel-size $TP --vocab-size 32000
+"""
+
+
+def test_a_rank_of_its_own_that_is_refused_is_not_asked_about_under_another_name(tmp_path: Path) -> None:
+    names = _questions(written(tmp_path, CHAT, "run.sh"), Given())
+    assert "lora_dim" in names and "use_peft" not in names
+
+
+def test_words_of_a_script_are_asked_for_with_the_values_that_its_branches_know(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match=r"SIZE=7B\|13B \(--num-layers\)"):
+        read(written(tmp_path, WORDS, "run.sh"), None, Given())

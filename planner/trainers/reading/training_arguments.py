@@ -313,7 +313,7 @@ LOADED = re.compile(r"(\w+_)?(lora|peft|adapters?)(_(model|weights?|name|name_or
 
 def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     """Whether adapters are trained, where words of a program are about them and none says it."""
-    if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
+    if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)) or "lora_dim" in given.data:  # its own rank
         return ()
     waits = any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES)
     if (script or _adapters_elsewhere(given)) and waits:  # asked already, and what hangs on it

@@ -39,6 +39,8 @@ def read(path: Path, said: Given) -> Reading:
         try:
             settings, kind, notes = settings_of(path, said)
         except OfItsCommandError:
+            if suffix == ".ipynb":
+                raise
             return _of_any_command(path, said)
         gpus = said.num_gpus or (1 if kind == "unsloth" or settings.one_gpu else None)
         notes = (*notes, *scores_of_unsloth([read_text(path)] if kind == "unsloth" else [], settings.label(*MODELS)))
