@@ -193,3 +193,34 @@ def test_a_rank_of_its_own_that_is_refused_is_not_asked_about_under_another_name
 def test_words_of_a_script_are_asked_for_with_the_values_that_its_branches_know(tmp_path: Path) -> None:
     with pytest.raises(OpenQuestionsError, match=r"SIZE=7B\|13B \(--num-layers\)"):
         read(written(tmp_path, WORDS, "run.sh"), None, Given())
+
+
+OWN_CLASS = """from transformers import Trainer
+class Plain(Trainer):
+    pass
+class PlainTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False):
+        return model(**inputs).loss
+"""
+OF_A_MODULE = """import argparse
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, TrainingArguments
+from parts import PlainTrainer
+parser = argparse.ArgumentParser()
+parser.add_argument("--rank", type=int, required=True)
+rank = parser.parse_args().rank
+args = TrainingArguments("out", per_device_train_batch_size=2, bf16=True, gradient_checkpointing=True)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype=torch.bfloat16)
+if rank != 0:
+    model = get_peft_model(model, LoraConfig(r=rank, target_modules=layers_of(model)))
+PlainTrainer(model=model, args=args).train()
+"""
+
+
+def test_a_trainer_of_a_module_beside_and_adapters_of_no_rank(tmp_path: Path) -> None:
+    written(tmp_path, OWN_CLASS, "parts.py")
+    given = Given(num_gpus=1, sequence_length=512, settings={"rank": "0"})
+    job = read(written(tmp_path, OF_A_MODULE, "train.py"), None, given)
+    assert (job.lora_rank, job.fields["micro_batch_size"], job.precision) == (0, 2, "bf16_true")
+    assert not {"rank", "lora_target_modules"} & {one.name for one in job.questions}

@@ -235,6 +235,8 @@ def _switches(given: Settings, *names: str) -> list[bool]:
 
 def _adapters(given: Settings) -> bool:
     """Whether adapters are trained: by a switch, by that of full fine-tuning, or because a rank is said."""
+    if any(given.data.get(name) in (0, "0") for name in RANKS):  # PEFT takes none: its program makes none then
+        return False
     own = [one for one in given.data if OWN_SWITCH.fullmatch(one) and str(given.data[one]).lower() in ("true", "false")]
     mode = str(given.first(*MODES, default="")).lower()
     switches = [one for one in (*SWITCHES, *own) if not (mode and one in QUANTISED and not given.flag(one))]

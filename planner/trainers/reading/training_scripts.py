@@ -208,6 +208,10 @@ def require_language_model(script: Script) -> None:
         raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
 
 
+_OWN_TRAINER = r"[A-Z]\w*Trainer(For\w+)?"
+"""Names of classes that train."""
+
+
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
     ours, others = script.calls(*TRAINERS, *derived_from(script, TRAINERS)), script.calls(*FOREIGN)
@@ -217,7 +221,7 @@ def _require_training(script: Script) -> None:
     require_known_adapters(script)
     require_language_model(script)
     own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-    named = (one for one in script.names_used() if re.fullmatch(r"[A-Z]\w*Trainer(For\w+)?", one) and one not in own)
+    named = (one for one in script.names_used() if re.fullmatch(_OWN_TRAINER, one) and one not in own)
     other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
     if not ours and other is not None:
         raise PlannerError(f"{script.path}: {other} is not a trainer of TRL or transformers")
@@ -249,8 +253,10 @@ def _takes_from_its_project(script: Script) -> bool:
     class of settings is taken from a module beside it."""
     if helped(script) or takes_settings(script.tree, script.path):
         return True
-    taken = (node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom) and node.level)
-    return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
+    taken = [node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)]
+    if any(re.fullmatch(_OWN_TRAINER, one.name) and one.name not in (*TRAINERS, *FOREIGN) for node in taken for one in node.names):
+        return True
+    return any(one.name in (*TRAINERS, *CONFIGS) for node in taken if node.level for one in node.names)
 
 
 def _keeps_more(script: Script, trainers: list[ast.Call]) -> str | None:
