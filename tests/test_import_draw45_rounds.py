@@ -224,3 +224,9 @@ def test_a_trainer_of_a_module_beside_and_adapters_of_no_rank(tmp_path: Path) ->
     job = read(written(tmp_path, OF_A_MODULE, "train.py"), None, given)
     assert (job.lora_rank, job.fields["micro_batch_size"], job.precision) == (0, 2, "bf16_true")
     assert not {"rank", "lora_target_modules"} & {one.name for one in job.questions}
+
+
+def test_a_micro_batch_is_asked_for_with_the_sizes_that_a_script_leaves_open(tmp_path: Path) -> None:
+    text = "python pretrain_gpt2.py --num-layers $LAYERS --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --fp16\n"
+    names = _questions(written(tmp_path, text, "run.sh"), Given(num_gpus=8))
+    assert {"LAYERS", "--micro-batch-size M"} <= {*names}
