@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.given import Given, OtherStepError
+from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
 from planner.trainers.reading.guides import guide, over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
@@ -39,7 +39,7 @@ def read(path: Path, said: Given) -> Reading:
         try:
             settings, kind, notes = settings_of(path, said)
         except OfItsCommandError:
-            if suffix == ".ipynb":
+            if suffix == ".ipynb" or CONFIG_FILE in said.settings:  # tried as what may read that file
                 raise
             return _of_any_command(path, said)
         gpus = said.num_gpus or (1 if kind == "unsloth" or settings.one_gpu else None)
