@@ -101,13 +101,17 @@ def read(path: Path, given: Given) -> Reading:
 
 def _data(path: Path, given: Given) -> dict[str, Any]:
     """What the file says; the bare words of a template as ${WORD}, or as the user says them."""
-    text = read_text(path)
-    words = {one[2]: given.setting(one[2]) for one in _BARE.finditer(text)}
-    if words:
-        values = {one: f"${{{one}}}" if said is None else value_of(said) for one, said in words.items()}
-        text = _BARE.sub(lambda one: one[1] + json.dumps(values[one[2]]), text)
+    text, what = read_text(path), "a DeepSpeed configuration"
+    try:
+        return given.filled(json_mapping(path, text, what))
+    except PlannerError:
+        words = {one[2]: given.setting(one[2]) for one in _BARE.finditer(text)}
+        if not words:
+            raise
+    values = {one: f"${{{one}}}" if said is None else value_of(said) for one, said in words.items()}
+    text = _BARE.sub(lambda one: one[1] + json.dumps(values[one[2]]), text)
     others = {name: value for name, value in given.settings.items() if name not in words}
-    return given.with_settings(others).filled(json_mapping(path, text, "a DeepSpeed configuration"))
+    return given.with_settings(others).filled(json_mapping(path, text, what))
 
 
 def _places(data: Mapping[str, Any]) -> list[Question]:
