@@ -230,3 +230,10 @@ def test_a_micro_batch_is_asked_for_with_the_sizes_that_a_script_leaves_open(tmp
     text = "python pretrain_gpt2.py --num-layers $LAYERS --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --fp16\n"
     names = _questions(written(tmp_path, text, "run.sh"), Given(num_gpus=8))
     assert {"LAYERS", "--micro-batch-size M"} <= {*names}
+
+
+def test_the_length_of_prompts_alone_decides_nothing_and_is_not_asked_for(tmp_path: Path) -> None:
+    text = SCRIPT.replace("train.py", "scripts/run_dpo.py").replace("--deepspeed $ENGINE", "--max_prompt_length $PROMPT --beta 0.1")
+    written(tmp_path, PAIRS, "scripts/run_dpo.py")
+    job = read(written(tmp_path, text, "run.sh"), None, Given())
+    assert job.objective == "dpo" and "PROMPT" not in [one.name for one in job.questions]
