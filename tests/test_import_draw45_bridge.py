@@ -39,3 +39,9 @@ def test_settings_without_a_recipe_are_asked_about_with_that_of_the_program_that
     said = Given(num_gpus=64)
     found = read(path, "megatron-bridge", said)
     assert next(one.choices for one in found.questions if one.name == "recipe") == ("llama3_8b_pretrain_config",)
+
+
+def test_settings_named_after_a_recipe_are_asked_about_with_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "train: {global_batch_size: 512}\n", "llama3_8b_pretrain_example.yaml")
+    found = read(path, "megatron-bridge", Given(num_gpus=64))
+    assert next(one.choices for one in found.questions if one.name == "recipe") == ("llama3_8b_pretrain_config",)

@@ -237,3 +237,22 @@ def test_the_length_of_prompts_alone_decides_nothing_and_is_not_asked_for(tmp_pa
     written(tmp_path, PAIRS, "scripts/run_dpo.py")
     job = read(written(tmp_path, text, "run.sh"), None, Given())
     assert job.objective == "dpo" and "PROMPT" not in [one.name for one in job.questions]
+
+
+READER = """import sys
+import yaml
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+config = yaml.safe_load(open(sys.argv[1]))
+model = AutoModelForCausalLM.from_pretrained(config["base"]["name"])
+args = TrainingArguments("out", per_device_train_batch_size=config["step"]["rows"], bf16=True)
+Trainer(model=model, args=args).train()
+"""
+OTHER = READER.replace("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+
+
+def test_a_file_that_one_of_several_programs_reads(tmp_path: Path) -> None:
+    written(tmp_path, READER, "a_run.py")
+    written(tmp_path, OTHER, "b_judge.py")
+    written(tmp_path, "", "setup.py")
+    path = written(tmp_path, "base: {name: Qwen/Qwen2.5-7B}\nstep: {rows: 3}\n", "own.yaml")
+    assert read(path, None, Given(num_gpus=1, sequence_length=512)).fields["micro_batch_size"] == 3

@@ -150,7 +150,7 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     if call is None:
         hub = str((data.get("model") or {}).get("hf_model_id") or "") if isinstance(data.get("model"), Mapping) else ""
         like = tuple(name for name, one in known.items() if hub and one.get("model.hf") == hub and "gpu_" not in name)
-        like = _of_programs(path, known) or like
+        like = _of_programs(path, known) or like or tuple(one for one in known if one.removesuffix("_config") in path.stem)
         said.questions.append(Question(name="recipe", about="the recipe that these settings go over", choices=like))
     call = call if isinstance(call, Mapping) else {"_target_": call or next(iter(known))}
     target = str(call.get("_target_", "")).rpartition(".")[2]

@@ -196,6 +196,7 @@ def _through_its_program(path: Path, said: Given) -> Reading | None:
     first, *others = found.values()
     if any(dataclasses.replace(one, notes=first.notes, unread=first.unread) != first for one in others):
         first = dataclasses.replace(first, questions=(which_program(path, list(found)), *first.questions))
+    given.used.add(CONFIG_FILE)  # by one of them
     given.require_used(str(path))
     return first
 
