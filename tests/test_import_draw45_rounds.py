@@ -256,3 +256,9 @@ def test_a_file_that_one_of_several_programs_reads(tmp_path: Path) -> None:
     written(tmp_path, "", "setup.py")
     path = written(tmp_path, "base: {name: Qwen/Qwen2.5-7B}\nstep: {rows: 3}\n", "own.yaml")
     assert read(path, None, Given(num_gpus=1, sequence_length=512)).fields["micro_batch_size"] == 3
+
+
+def test_words_about_data_and_the_mask_of_a_loss_are_not_asked_about(tmp_path: Path) -> None:
+    text = WORDS.replace("--vocab-size", "--answer-loss-only --json-key text --strange-word 3 --vocab-size")
+    names = _questions(written(tmp_path, text, "run.sh"), Given())
+    assert "strange_word" in names and not {"answer_loss_only", "json_key"} & {*names}
