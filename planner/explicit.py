@@ -1,5 +1,6 @@
 """One layout that a user wrote down: read, completed with what follows from the rest, checked and priced."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,10 @@ def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption,
     job = resolved.job
     [refined] = price_exactly(job.workload, job.cluster, job.trainer, [layout])
     [unstated] = resolved.unstated([layout]).ratios()
-    return resolved.plan(layout, refined, "priced as given, not searched", unstated, assumed)
+    plan = resolved.plan(layout, refined, "priced as given, not searched", unstated, assumed)
+    if layout.ep > 1:
+        return plan
+    return replace(plan, assumptions=tuple(one for one in plan.assumptions if one.what != "expert imbalance"))  # all on every rank
 
 
 def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption, ...]]:

@@ -61,7 +61,7 @@ def test_export_then_import_is_the_same_plan(target, pins, run, tmp_path):
         ),
         (
             "ds.json", '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}',
-            "say --gpus N (the number of GPUs does not follow from the batch keys)",
+            "say --gpus N (the number of GPUs does not follow from the batch keys: they share 8 micro batches)",
         ),
         ("a.sh", "--num-layers 4 --hidden-size 8", "without it there is no plan: --num-attention-heads is missing"),
     ],

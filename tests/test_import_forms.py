@@ -115,7 +115,8 @@ def test_torchtitan_of_today_counts_tokens_and_has_many_functions() -> None:
 
 
 def test_auto_of_deepspeed_is_what_the_command_line_says() -> None:
-    assert asked("ds_auto.json") == ["--micro-batch-size M", "--gpus N"]
+    others = ["gradient_checkpointing", "--model NAME", "--sequence-length S"]
+    assert asked("ds_auto.json") == ["--micro-batch-size M", "--gpus N", *others]
     found = reading(
         "ds_auto.json", {"gradient_checkpointing": "true"}, num_gpus=16, micro_batch_size=2, global_batch_size=64
     )

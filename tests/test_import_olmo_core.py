@@ -337,3 +337,10 @@ def test_hostile_text_ends_in_a_sentence_and_never_runs(tmp_path: Path, text: st
     with pytest.raises(PlannerError):
         read(Path("train.py"), None, Given(num_gpus=8))
     assert not Path("ran").exists()
+
+
+def test_windows_that_a_model_has_not_are_no_change_of_it_where_they_are_set_to_none(tmp_path: Path) -> None:
+    cleared = "built = build_model(None)\n    built.block.attention.sliding_window = {}"
+    job = _read(tmp_path, before=cleared.format("None"))
+    assert job.model is not None and job.questions == ()
+    assert "--model NAME" in _asked(tmp_path, before=cleared.format("128"))

@@ -68,7 +68,7 @@ DECIDES = re.compile(
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
 HARMLESS = re.compile(
     r"(?!.*(teacher|student|load_in_\d|save_(activ|mem|tensor))).*(algo|save|(?<!off)load|print|log(?!it)|path|dir|(?<!dif)fusion|filter|export|debug|target_|alpha|"
-    r"dropout|rl_|rollout|sglang|vllm|num_shards|per_tok).*"
+    r"dropout|rl_|rollout|sglang|vllm|num_shards|per_tok|answer_loss|json_(file|key)).*"
 )
 
 SWITCH = re.compile(r"(use|enable)_\w+")

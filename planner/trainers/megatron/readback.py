@@ -122,8 +122,6 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found.questions += [] if found.dumped else _strangers(found)
             _open(found, given, gpus, early=True)
         raise
-    if found.get("micro_batch_size") is None and not (found.get("use_dynamic_batch_size") or found.settled(["micro_batch_size"])):
-        found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
     _other_length(found, given)
     _low_masters(found)
     found.questions += [] if found.dumped else _strangers(found)
@@ -254,6 +252,8 @@ def _dynamic(found: Arguments) -> None:
 def _open(found: Arguments, given: Given, gpus: int | None, early: bool = False) -> None:
     """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide; ``early``:
     before the model was read, so that its vocabulary is asked for with the rest."""
+    if found.get("micro_batch_size") is None and not (found.get("use_dynamic_batch_size") or found.settled(["micro_batch_size"])):
+        found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
     questions = [*found.questions, *([NEEDED["num_gpus"]] if found.questions and not gpus else [])]
     length = given.sequence_length or found.get("seq_length") or found.get("encoder_seq_length")
     if questions and not (length or found.settled(["seq_length"])):

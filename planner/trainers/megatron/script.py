@@ -130,9 +130,10 @@ def _one_for_arguments(found: Arguments, script: Script) -> None:
     waiting = [one for one in found.questions if one.name in script.variables.unset or one.name.isdigit()]
     if len(waiting) < 2 and not any(one.name.isdigit() for one in waiting):
         return
-    called = [f"${one.name}" if one.name.isdigit() else one.name for one in waiting]
-    names = ", ".join(f"{name} ({one.about.split(',')[0]})" for name, one in zip(called[:6], waiting[:6], strict=True)) + (
-        ", ..." if len(waiting) > 6 else ""
+    known = ["|".join(dict.fromkeys(one.choices[:8])) for one in waiting]
+    called = [f"{'$' * one.name.isdigit()}{one.name}{'=' * bool(few)}{few}" for one, few in zip(waiting, known, strict=True)]
+    names = ", ".join(f"{name} ({one.about.split(',')[0]})" for name, one in zip(called[:12], waiting[:12], strict=True)) + (
+        ", ..." if len(waiting) > 12 else ""
     )
     about = f"the words behind the script's name, in quotes; they decide {names}"
     found.questions = [Question(name=ARGUMENTS, about=about), *(one for one in found.questions if one not in waiting)]

@@ -51,10 +51,10 @@ PUBLISHED = ("the recipe is as Megatron-Bridge of 2026-11 publishes it",)
 def read(path: Path, said: Given) -> Reading:
     """The job of a script or of a recipe. Raises PlannerError."""
     known = published()
+    if path.suffix in (".py", ".yaml", ".yml") and re.search("distill|prune", path.stem):
+        raise PlannerError(f"{path}: distillation and pruning are not modelled")
     if path.suffix == ".py":
         tree = library.parse_python(read_text(path), str(path))
-        if "distill" in path.stem or "prune" in path.stem:
-            raise PlannerError(f"{path}: distillation and pruning are not modelled")
         settings, notes = _of_module(path, tree, said, known)
         return parse(path, said, settings, said.num_gpus, notes=notes)
     if path.suffix in (".yaml", ".yml"):
@@ -150,6 +150,7 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     if call is None:
         hub = str((data.get("model") or {}).get("hf_model_id") or "") if isinstance(data.get("model"), Mapping) else ""
         like = tuple(name for name, one in known.items() if hub and one.get("model.hf") == hub and "gpu_" not in name)
+        like = _of_programs(path, known) or like or tuple(one for one in known if one.removesuffix("_config") in path.stem)
         said.questions.append(Question(name="recipe", about="the recipe that these settings go over", choices=like))
     call = call if isinstance(call, Mapping) else {"_target_": call or next(iter(known))}
     target = str(call.get("_target_", "")).rpartition(".")[2]
@@ -180,6 +181,18 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
     """Options of run_recipe.py that change the recipe."""
     names = {"seq_length": "model.seq_length", "hf_path": "model.hf", "peft_scheme": "peft"}
     return {place: given[name] for name, place in names.items() if given.get(name) is not None}
+
+
+def _of_programs(path: Path, known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Recipes that programs in its folder, or in those above, take which name a file of settings."""
+    found: list[str] = []
+    for folder in path.resolve().parents[:MOST_ABOVE]:
+        texts = [text for one in sorted(folder.glob("*.py"))[:MOST_PROGRAMS] if path.name in (text := read_text(one))]
+        found += re.findall(r"\b\w{1,100}_config\b", " ".join(texts))
+    return tuple(dict.fromkeys(name for name in found if name in known))
+
+
+MOST_ABOVE, MOST_PROGRAMS = 3, 40
 
 
 def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> tuple[dict[str, Any], tuple[str, ...]]:

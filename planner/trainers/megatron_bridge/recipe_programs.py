@@ -56,6 +56,13 @@ class Program(WithModules):
                         for inner in one.body if isinstance(inner, ast.FunctionDef)} - {"__init__"}  # fmt: skip
         self.inlines = {**self.functions, **made}
 
+    def whole(self, tree: ast.Module) -> ast.Module:
+        """Its own tree and what it imports from its project, without the library, which a fork of it holds: what that does with a
+        configuration is known, and its recipes are read by themselves."""
+        own = [one for one in tree.body if not (isinstance(one, ast.ImportFrom) and (one.module or "").startswith("megatron."))]
+        found = super().whole(ast.Module(own, []))
+        return ast.Module([*tree.body, *found.body[len(own) :]], [])
+
     def started(self, options: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
         """Settings under these options and words a.b=value of a command."""
         self.said = replace(self.user, settings={**self._options_as_settings(options), **self.user.settings})

@@ -96,11 +96,13 @@ def model_of(script: Parts) -> Model:
     half = said.get("dtype") == "bfloat16"
     if others := _others(script, call):
         return Model(None, f"{name} and {', '.join(others)[:80]} are called", rows, half)
-    places = (one for one in script.changed() if SIZES.search(one) and not QUIET.fullmatch(one.rpartition(".")[2]))
-    if changed := next(places, None):
-        return Model(None, f"{name} is changed after it is made: {changed[:80]}", rows, half)
     sizes, notes = _factory(script, name)
     spec, about = _spec(script, name, sizes, said, rows)
+    places = [one for one in script.changed() if SIZES.search(one) and not QUIET.fullmatch(one.rpartition(".")[2])]
+    if spec is not None and not spec.num_windowed_layers:  # None takes nothing from it
+        places = [one for one in places if not (one.endswith("sliding_window") and one in script.cleared())]
+    if places:
+        return Model(None, f"{name} is changed after it is made: {places[0][:80]}", rows, half)
     return Model(spec, about, rows, half, notes if spec is not None else ())
 
 

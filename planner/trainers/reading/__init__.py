@@ -27,6 +27,7 @@ from planner.trainers.reading.settled import ask_what_else_is_open, refuse_what_
 from planner.trainers.reading.several import compared
 from planner.trainers.reading.shell import ends_early, evaluate
 from planner.trainers.reading.shell.built_in import bare_programs
+from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.workflows import script_of
 
@@ -44,6 +45,9 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     said = _counted(path, text, given or Given())
     said.used.update(name for name, value in said.settings.items() if value == "false" and _named(name, text))
     commands = _commands(path, text, said)
+    if filled := _by_its_file(commands, said):
+        said = said.with_settings({**filled, **said.settings})
+        commands = _commands(path, text, said)
     run, whole = _lines(commands, MOST_WORDS), _lines(commands, MOST_ARGUMENTS)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     shown = IN_A_FILE.sub("", text) if _ending(path, text) in SHELL else text
@@ -146,6 +150,23 @@ def _commands(path: Path, text: str, said: Given) -> list[list[str]]:
         return []
 
 
+def _by_its_file(commands: list[list[str]], said: Given) -> dict[str, str]:
+    """Variables in the name of the file of settings that a command names, by the file that the user says in its place: TASK of
+    recipes/$TASK/config.yaml, which may decide the program too."""
+    file = said.settings.get(CONFIG_FILE, "")
+    open_ = {one for words in commands for one in words if file and is_open(one) and one.endswith((".yaml", ".yml", ".json"))}
+    for word in sorted(open_, key=len, reverse=True):  # the one that says most
+        names = roots(word)
+        place = re.escape(shown_text(word).rpartition("=")[2])
+        for name in names:
+            place = place.replace(re.escape(f"${{{name}}}"), "([^/]*)", 1)
+        found = re.search(rf"(?:^|/){place}$", file)
+        if found is not None and len(found.groups()) == len(names) == len([one for one in names if one.isupper()]):
+            said.used.update(names)
+            return dict(zip(names, found.groups(), strict=True))
+    return {}
+
+
 def _lines(commands: list[list[str]], most: int) -> str:
     """Commands one a line, ``most`` words of each."""
     return "\n".join(" ".join(words[:most]) for words in commands)
@@ -175,6 +196,7 @@ def _through_its_program(path: Path, said: Given) -> Reading | None:
     first, *others = found.values()
     if any(dataclasses.replace(one, notes=first.notes, unread=first.unread) != first for one in others):
         first = dataclasses.replace(first, questions=(which_program(path, list(found)), *first.questions))
+    given.used.add(CONFIG_FILE)  # by one of them
     given.require_used(str(path))
     return first
 

@@ -249,7 +249,8 @@ def length_of(given: Settings, objective: str, said: int | None, usual: int | No
     whole = said is None and "max_length" in given.data and given.data["max_length"] is None
     if objective != "dpo":
         return None if whole else said or usual
-    parts = [given.number(one) for one in ("max_prompt_length", "max_completion_length")]
-    both = sum(one for one in parts if one) if all(parts) else None
+    names = ("max_prompt_length", "max_completion_length")
+    parts = [given.number(one) for one in names] if all(given.data.get(one) is not None for one in names) else []
+    both = sum(one for one in parts if one) if parts and all(parts) else None
     unsaid = None if whole or newer(given.path, "trl", DPO_LENGTH) is False else usual
     return min(one for one in (said, both) if one) if said or both else unsaid

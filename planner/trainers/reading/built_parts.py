@@ -32,6 +32,11 @@ class Parts(Script):
         """Attributes that are assigned anywhere, by their dotted places without the first name: the line of the last one."""
         return {place.partition(".")[2]: some[-1].line for place, some in self._attributes.items() if "." in place}
 
+    def cleared(self) -> set[str]:
+        """Those of them that only None is assigned to."""
+        empty = (place for place, some in self._attributes.items() if all(getattr(one.value, "value", ...) is None for one in some))
+        return {place.partition(".")[2] for place in empty}
+
     def made(self, node: ast.expr | None) -> ast.expr | None:
         """The expression that makes a part, through names, parameters, functions and conditions that are known; where one is not,
         the node that is not known."""

@@ -146,7 +146,7 @@ def _may_train(program: str) -> bool:
 
 _ELSE = re.compile(
     r"download|prefetch|monitor|scrape|convert|preproc|prepare|infer|generat|(^|[/_.])eval|merge|upload|plot|compare|vllm|serv(e|ing)|bench|smoke|tokeniz|pytest"
-    r"|unittest"
+    r"|unittest|(^|[/_.])get_"
 )
 _TRAINS = re.compile(r"train|tun(e|ing)|sft|dpo|lora")
 """Words of programs that do something else, and of those that train all the same."""
@@ -384,7 +384,7 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             continue
         file = beside(path, said.setting(CONFIG_FILE) or rooted(name))
         if file is None:
-            about = f"it names {shown(shown_text(name))}, which is not there; or import that file"
+            about = f"it names {shown(shown_text(name)) if name else 'one by arguments'}, which is not there; or import that file"
             waiting = [Question(name=CONFIG_FILE, about=about, choices=("FILE",))]
             if isinstance(found.settings.get("accelerate"), str):  # asked for in the same sentence
                 waiting.append(Question(name="accelerate", about="the configuration that launches it", choices=("FILE",)))

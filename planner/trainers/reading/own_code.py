@@ -295,6 +295,10 @@ def _require_language_model(program: Program) -> None:
     require_language_model(program)
 
 
+_OF_UPLOAD = re.compile(r"\bis_adapter_model\(")
+"""Whether what a name stands for are adapters."""
+
+
 def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, Any]:
     """Adapters that a program makes or loads; a question where its conditions are not known and the command says nothing."""
     lean = [one for one in program.calls("get_peft_model") if of_unsloth(one)]
@@ -303,6 +307,8 @@ def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, A
     loaded = [] if program.calls(*MERGES) else [
         one for one in program.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"
     ]  # fmt: skip
+    if program.calls("get_peft_config"):  # use_peft of TRL says it, whose default is false; an upload of adapters is the exception
+        loaded = [one for one in loaded if not any(map(_OF_UPLOAD.search, map(ast.unparse, program.conditions(one))))]
     if not (made or loaded):
         return {}
     sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]

@@ -253,8 +253,8 @@ class Script:
             return self._kept(owner, name)
         if name in self._options:
             return self._option(self._options[name], name)
-        fields = self._fields.get(name, [])
-        given = [one.value for calls in self._calls.values() for call in calls for one in call.keywords if one.arg == name]
+        every = self._calls.values() if len(fields := self._fields.get(name, [])) == 1 else ()  # a walk through all of it
+        given = [one.value for calls in every for call in calls for one in call.keywords if one.arg == name]
         others = [one for one in given if ast.unparse(one) != ast.unparse(node)]  # those that are not given this very value
         default = (others[0] if others else fields[0]) if len(fields) == 1 and (len(given) <= 1 or not others) else None
         if default is not None:

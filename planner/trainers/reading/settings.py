@@ -20,6 +20,8 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", 
 
 SWITCHED = ("true", "false")
 """Answers of a switch."""
+_SWITCH = re.compile(r"(use|with|is|do|enable|no)_(?!.*(type|dtype|name|mode|method)$)", re.IGNORECASE)
+"""Variables that are on or off, whatever setting they decide."""
 _PLACEHOLDER = re.compile(
     r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,80}|YOUR_\w{1,80}|<[^<>]{1,80}>|\{\{ ?\w{1,80} ?\}\}|\.{3,80})", re.IGNORECASE
 )
@@ -80,6 +82,7 @@ class Settings:
                 about = "YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about
                 known = tuple(self.said.choices.get(one, ())) if self.said else ()
                 usual = choices if value == gap([one]) and one != CONFIG_FILE else ()
+                usual = SWITCHED if usual and _SWITCH.match(one) else usual
                 self.ask(Question(name=one, about=about, choices=known or usual))
             value = None
         return default if value is None or value == "" else value

@@ -92,6 +92,10 @@ def preset(name: str) -> Sharding | None:
     return None if found is None else Sharding(kind="deepspeed", fields=found)
 
 
+ENGINES = ("zero3", "zero2", "zero1", "zero3_offload", "zero2_offload")
+"""Presets that stand for a file of DeepSpeed which is not there."""
+
+
 def deepspeed(value: Any, path: Path, where: str, given: Settings | None = None) -> Sharding:
     """A DeepSpeed configuration: the mapping itself, a file, or a name that says all. One that is not there is asked for among the
     questions of ``given``, or raises PlannerError."""
@@ -104,7 +108,7 @@ def deepspeed(value: Any, path: Path, where: str, given: Settings | None = None)
     found = preset(name)
     if found is None and given is not None:
         about = f"{shown(name)} is not beside it; or put the file there"
-        given.ask(Question(name=where, about=about, choices=("zero3", "zero2", "zero1", "zero3_offload", "zero2_offload")))
+        given.ask(Question(name=where, about=about, choices=ENGINES))
         return Sharding(kind="deepspeed", fields={"zero": 3})
     if found is None:
         raise PlannerError(
@@ -240,7 +244,7 @@ def from_arguments(given: Settings, by_fsdp: bool = False, usual: str = "") -> S
     PlannerError."""
     path = str(given.data.get("deepspeed") or "")
     there = is_open(path) and beside(given.path, path.rpartition("/")[2]) is not None  # copied to a folder of the run
-    named = path.rpartition("/")[2] if there else given.get("deepspeed")
+    named = path.rpartition("/")[2] if there else given.get("deepspeed", choices=ENGINES)
     if named is None and isinstance(given.data.get("deepspeed_config"), str):  # as DeepSpeed's own launcher calls it
         named = given.get("deepspeed_config")
     if named is True or (named is None and given.get("zero_stage") is not None):

@@ -235,6 +235,8 @@ def _switches(given: Settings, *names: str) -> list[bool]:
 
 def _adapters(given: Settings) -> bool:
     """Whether adapters are trained: by a switch, by that of full fine-tuning, or because a rank is said."""
+    if any(given.data.get(name) in (0, "0") for name in RANKS):  # PEFT takes none: its program makes none then
+        return False
     own = [one for one in given.data if OWN_SWITCH.fullmatch(one) and str(given.data[one]).lower() in ("true", "false")]
     mode = str(given.first(*MODES, default="")).lower()
     switches = [one for one in (*SWITCHES, *own) if not (mode and one in QUANTISED and not given.flag(one))]
@@ -313,7 +315,7 @@ LOADED = re.compile(r"(\w+_)?(lora|peft|adapters?)(_(model|weights?|name|name_or
 
 def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     """Whether adapters are trained, where words of a program are about them and none says it."""
-    if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
+    if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)) or "lora_dim" in given.data:  # its own rank
         return ()
     waits = any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES)
     if (script or _adapters_elsewhere(given)) and waits:  # asked already, and what hangs on it

@@ -65,6 +65,10 @@ WHOLE = ("embed_tokens", "lm_head")
 SOME_LAYERS = ("layers_to_transform", "finetune_last_n_layers")  # the second of unsloth's get_peft_model
 
 
+class OfItsCommandError(PlannerError):
+    """A program whose arguments are those of its command, which stands elsewhere."""
+
+
 def settings_of(
     path: Path, said: Given, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
@@ -205,6 +209,10 @@ def require_language_model(script: Script) -> None:
         raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
 
 
+_OWN_TRAINER = r"[A-Z]\w*Trainer(For\w+)?"
+"""Names of classes that train."""
+
+
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
     ours, others = script.calls(*TRAINERS, *derived_from(script, TRAINERS)), script.calls(*FOREIGN)
@@ -214,7 +222,7 @@ def _require_training(script: Script) -> None:
     require_known_adapters(script)
     require_language_model(script)
     own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
-    named = (one for one in script.names_used() if re.fullmatch(r"[A-Z]\w*Trainer(For\w+)?", one) and one not in own)
+    named = (one for one in script.names_used() if re.fullmatch(_OWN_TRAINER, one) and one not in own)
     other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
     if not ours and other is not None:
         raise PlannerError(f"{script.path}: {other} is not a trainer of TRL or transformers")
@@ -228,9 +236,7 @@ def _require_training(script: Script) -> None:
     require_ours(script, ours)
     if not script.calls(*CONFIGS, *derived_from(script, CONFIGS)):
         if script.calls("HfArgumentParser", "TrlParser"):
-            raise PlannerError(
-                f"{script.path}: it takes its arguments from its command line; import the script or the YAML that starts it"
-            )
+            raise OfItsCommandError(f"{script.path}: it takes its arguments from its command line")
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
     called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}
@@ -248,8 +254,10 @@ def _takes_from_its_project(script: Script) -> bool:
     class of settings is taken from a module beside it."""
     if helped(script) or takes_settings(script.tree, script.path):
         return True
-    taken = (node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom) and node.level)
-    return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
+    taken = [node for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)]
+    if any(re.fullmatch(_OWN_TRAINER, one.name) and one.name not in (*TRAINERS, *FOREIGN) for node in taken for one in node.names):
+        return True
+    return any(one.name in (*TRAINERS, *CONFIGS) for node in taken if node.level for one in node.names)
 
 
 def _keeps_more(script: Script, trainers: list[ast.Call]) -> str | None:

@@ -9,15 +9,16 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.given import Given, OtherStepError
+from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
 from planner.trainers.reading.guides import guide, over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import is_of_unsloth, of_program
 from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
-from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
+from planner.trainers.reading.training_scripts import OPEN, OfItsCommandError, builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 from planner.trainers.trl.launches import of_old_program, of_options
@@ -35,7 +36,12 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     suffix = path.suffix.lower()
     if suffix in (".py", ".ipynb"):
-        settings, kind, notes = settings_of(path, said)
+        try:
+            settings, kind, notes = settings_of(path, said)
+        except OfItsCommandError:
+            if suffix == ".ipynb" or CONFIG_FILE in said.settings:  # tried as what may read that file
+                raise
+            return _of_any_command(path, said)
         gpus = said.num_gpus or (1 if kind == "unsloth" or settings.one_gpu else None)
         notes = (*notes, *scores_of_unsloth([read_text(path)] if kind == "unsloth" else [], settings.label(*MODELS)))
         return parse(settings, HABITS[kind], gpus, notes=notes)
@@ -67,6 +73,20 @@ def read(path: Path, said: Given) -> Reading:
     kind = "unsloth" if is_of_unsloth(program_file(path, script)) else trainer_kind(path, script)
     habits, gpus = old or HABITS[kind], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
+
+
+def _of_any_command(path: Path, said: Given) -> Reading:
+    """The job of a program whose command stands elsewhere: what a command of it says is asked for."""
+    names = (*OPEN, "optim", *(("use_peft",) if re.search(r"\bget_peft_config\(", read_text(path)) else ()))
+    settings = Settings(path, said.filled({name: gap([name]) for name in names}), said=said)
+    take_program(settings, path, path.name, said.num_gpus)
+    if said.model is not None:  # in the place of a default
+        settings.usual = {name: value for name, value in settings.usual.items() if name not in MODELS}
+    if said.sequence_length is None and not any(one in said.settings for one in LENGTHS):
+        settings.late.append(NEEDED["sequence_length"])
+    habits = dataclasses.replace(HABITS[trainer_kind(path, path.name)], own=True)
+    note = "its command stands elsewhere: what is not asked for is at the defaults of its arguments"
+    return parse(settings, habits, said.num_gpus, notes=(note, *_of_own_model(path, path.name)))
 
 
 def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
