@@ -91,6 +91,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
+        loads = [last_name(getattr(one.func, "value", one)) for one in code.calls("from_pretrained") if of_unsloth(one)]
+        given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):

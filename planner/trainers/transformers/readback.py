@@ -10,8 +10,8 @@ from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.own_programs import is_of_unsloth, of_program
-from planner.trainers.reading.programs import program_file, require_loop, trainer_kind
+from planner.trainers.reading.own_programs import kind_of, of_program
+from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import (
@@ -44,7 +44,6 @@ def read(path: Path, said: Given) -> Reading:
     if (own := of_program(path, found, settings, found.program, said)) is not None:
         return own
     program = program_file(path, found.program)
-    lean = is_of_unsloth(program)
     if program is None and found.program.endswith("unsloth-cli.py"):
         raise PlannerError(f"{path}: {found.program[:200]} is not there, whose defaults are its own; import it with the program")
     take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
@@ -56,8 +55,8 @@ def read(path: Path, said: Given) -> Reading:
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     ours = program is not None and OF_TRL.search(read_text(program)) is not None
-    whose = HABITS[trainer_kind(path, found.program) if ours else "transformers"]
-    habits = UNSLOTH if lean else replace(whose, own=True)
+    kind = kind_of(path, found.program, settings)
+    habits = UNSLOTH if kind == "unsloth" else replace(HABITS[kind if ours else "transformers"], own=True)
     return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
