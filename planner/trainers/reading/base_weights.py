@@ -190,7 +190,7 @@ def _early(given: Settings, job: Adapted) -> bool:
 def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[str, ...]:
     """Note about adapters in bf16, which are priced in fp32."""
     who = "its program casts adapters to bf16" if given.flag(CAST) else "TRL since 0.26 casts adapters beside such a base to bf16"
-    half = job.frozen == "bf16" and (given.flag(STAY) or newer(given.path, "peft", AUTOCASTS) is False)
+    half = job.frozen == "bf16" and not job.engine and (given.flag(STAY) or newer(given.path, "peft", AUTOCASTS) is False)
     if half and job.trainer in ("fsdp", "trl"):
         who = "PEFT leaves adapters in the dtype of their base (before 0.12, and without autocast_adapter_dtype)"
     elif not job.engine and not job.sharded and _early(given, job):

@@ -12,7 +12,7 @@ from planner.trainers.reading.accelerators import of_loop
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
-from planner.trainers.reading.own_parts import of_own_switch, other_sizes, parts_of, put_by
+from planner.trainers.reading.own_parts import attention_put, of_own_switch, other_sizes, parts_of, put_by
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -92,6 +92,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
         loads = [last_name(getattr(one.func, "value", one)) for one in code.calls("from_pretrained") if of_unsloth(one)]
+        given.attention_put = attention_put(code, model_loads(code))
         given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}

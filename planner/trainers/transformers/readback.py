@@ -41,6 +41,7 @@ def read(path: Path, said: Given) -> Reading:
         return parse(given, TRANSFORMERS, said.num_gpus)
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*", modules=True)
     settings = with_files(path, found, said)
+    settings.data = _flat(dict(settings.data))
     if (own := of_program(path, found, settings, found.program, said)) is not None:
         return own
     program = program_file(path, found.program)
