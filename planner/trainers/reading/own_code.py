@@ -303,7 +303,8 @@ def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, A
     ]  # fmt: skip
     if not (made or loaded):
         return {}
-    sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
+    sure = [one for one in made if program.runs(one) or any(program.either(one, other) for other in loaded)]
+    sure = sure or [one for one in loaded if program.runs(one)]
     found = adapters(program, bool(lean), [] if lean else sure or made) if (sure or made) and (sure or made)[0] in made else {}
     known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
     if decided and not (sure and (by_rank or _always(program, sure))):

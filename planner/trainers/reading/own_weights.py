@@ -91,6 +91,33 @@ def _frozen(script: Running) -> Iterator[ast.stmt]:
                 yield node
 
 
+TABLES = ("embed_tokens", "lm_head")
+
+
+def trained_beside(script: Running) -> list[str]:
+    """Tables that a program trains beside adapters which it has made, by parts of their names: [p.requires_grad_() for n, p in
+    model.named_parameters() if "embed" in n]."""
+    first = min((one.lineno for one in script.calls("get_peft_model")), default=None)
+    found: set[str] = set()
+    for loop in (one for one in ast.walk(script.tree) if isinstance(one, ast.ListComp | ast.For)):
+        over = loop.iter if isinstance(loop, ast.For) else loop.generators[0].iter
+        if first is None or loop.lineno < first or last_name(getattr(over, "func", over)) != "named_parameters":
+            continue
+        nodes = list(ast.walk(loop))
+        puts = [one.value for one in nodes if isinstance(one, ast.Assign) and last_name(one.targets[0]) == NAME]
+        calls = [one for one in nodes if isinstance(one, ast.Call) and last_name(one.func) == f"{NAME}_"]
+        puts += [one.args[0] if one.args else one for one in calls]
+        if not any(script.may_run(one) and script.value(one) is not False for one in puts):
+            continue
+        tests = [one.test for one in nodes if isinstance(one, ast.If)]
+        tests += [test for one in nodes if isinstance(one, ast.comprehension) for test in one.ifs]
+        parts = [one for test in tests for one in ast.walk(test) if isinstance(one, ast.Constant | ast.Attribute | ast.Name)]
+        held = [each for one in map(script.value, parts) for each in (one if isinstance(one, list) else [one])]
+        words = [word.strip() for each in held if isinstance(each, str) for word in each.split(",")]
+        found |= {table for table in TABLES for word in words if len(word) > 2 and word in table}
+    return sorted(found)
+
+
 def _said(node: ast.Assign | ast.Expr) -> tuple[ast.expr, ast.expr] | None:
     """Of what, and which, in requires_grad = ... and requires_grad_(...)."""
     if isinstance(node, ast.Assign):

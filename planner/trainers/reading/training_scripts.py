@@ -375,6 +375,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     whole = list(WHOLE) if unsloth and unsloth_parts.adds_tokens(script, calls[0]) else whole
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
+    elif isinstance(script, Running) and (beside := own_weights.trained_beside(script)):
+        found["modules_to_save"] = beside
     found |= {name: words[name] for name in DECIDING if words.get(name) not in (None, False, [], {}, "")}
     if unsloth:
         checkpointing = words.get("use_gradient_checkpointing", "unsloth")

@@ -9,6 +9,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.loading import BY_PEFT
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import kind_of, of_program
 from planner.trainers.reading.programs import program_file, require_loop
@@ -74,5 +75,6 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
     found = {**data, **(training if isinstance(training, dict) else {})}
     if isinstance(adapters, dict):
         names = {"r": "lora_r", "target_modules": "lora_target_modules", "peft_type": "train_mode"}
-        found |= {"train_mode": "lora", **{names.get(name, name): value for name, value in adapters.items()}}
+        found |= {"train_mode": "lora", "lora_target_modules": BY_PEFT}
+        found |= {names.get(name, name): value for name, value in adapters.items()}
     return {name: value for name, value in found.items() if name not in ("training_args", "peft_config")}
