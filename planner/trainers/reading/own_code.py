@@ -98,7 +98,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
             given.data = {**given.data, "gradient_checkpointing": True}
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
-    if file is None and given.data.get(BATCH) is None and _has_own_names(given.data):
+    elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
+    if elsewhere and given.data.get(BATCH) is None and _has_own_names(given.data):
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
         own |= cut_length(code)
@@ -114,7 +115,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
 
 def _has_own_names(data: Mapping[str, Any]) -> bool:
     """Whether a program has a name of its own for its batch, and none that says whether it checkpoints."""
-    own = any(re.fullmatch(r"(train_|micro_)?(batch_?size|bsz)", one) for one in data)
+    own = any(re.fullmatch(r"(train_|micro_)?(batch_?size(_training)?|bsz)", one) for one in data)
     return own and not any("checkpointing" in one for one in data)
 
 
@@ -255,6 +256,8 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     if _precomputes(program):
         found["without_reference"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
+    if not program.calls(*TRAINERS) and switched_on(program):  # of a loop, under what is not known
+        known.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     return known | _own_adapters(program, decided, by_rank)
 
 
