@@ -31,7 +31,7 @@ def kind_of(path: Path, named: str, settings: Settings) -> str:
     program, calls = program_file(path, named), settings.calls
     if is_of_unsloth(program) and (calls is None or not calls.isdisjoint(LOADS)):
         return "unsloth"
-    return "transformers" if calls == {"Trainer"} else trainer_kind(path, named)
+    return "transformers" if calls == frozenset(("Trainer",)) else trainer_kind(path, named)
 
 
 def of_program(path: Path, found: Launch, settings: Settings, named: str, said: Given) -> Reading | None:
