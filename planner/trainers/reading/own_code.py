@@ -91,7 +91,9 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.late += other_sizes(code, given.said) if given.said is not None else []
         built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
-        loads = [last_name(getattr(one.func, "value", one)) for one in code.calls("from_pretrained") if of_unsloth(one)]
+        lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
+        here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
+        loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
         given.attention_put = attention_put(code, model_loads(code))
         given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
         if "gradient_checkpointing" in given.data and _checkpoints(code):
@@ -107,8 +109,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
-    lean = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
-    replaced = of_parser(code) if code is not None and lean else {}
+    by_unsloth = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
+    replaced = of_parser(code) if code is not None and by_unsloth else {}
     given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
 

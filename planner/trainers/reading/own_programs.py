@@ -29,7 +29,7 @@ def is_of_unsloth(program: Path | None) -> bool:
 def kind_of(path: Path, named: str, settings: Settings) -> str:
     """Whose trainer a program runs, a key of HABITS: by its text, but for what its options switch off."""
     program, calls = program_file(path, named), settings.calls
-    if is_of_unsloth(program) and (calls is None or not calls.isdisjoint(LOADS)):
+    if is_of_unsloth(program) if calls is None else not calls.isdisjoint(LOADS):
         return "unsloth"
     return "transformers" if calls == frozenset(("Trainer",)) else trainer_kind(path, named)
 
