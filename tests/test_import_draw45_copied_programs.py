@@ -60,6 +60,22 @@ def test_a_trainer_is_the_one_that_options_leave(tmp_path: Path, options: str, t
     assert _run(tmp_path, body, options).trainer.partition("+")[0] == trainer
 
 
+@pytest.mark.parametrize(("switch", "trainer"), [("True", "unsloth"), ("False", "fsdp")])
+def test_unsloth_in_a_module_of_the_program(tmp_path: Path, switch: str, trainer: str) -> None:
+    made = """from unsloth import FastLanguageModel
+from transformers import AutoModelForCausalLM
+def made(words):
+    if words.use_unsloth:
+        model, _ = FastLanguageModel.from_pretrained(words.model_name_or_path)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(words.model_name_or_path, torch_dtype="bfloat16")
+    return model
+"""
+    written(tmp_path, made, "making.py")
+    body = "    from making import made\n    model = made(words)\n"
+    assert _run(tmp_path, body, f"--use_unsloth {switch}").trainer.partition("+")[0] == trainer
+
+
 @pytest.mark.parametrize(
     ("model", "precision"), [("Qwen/Qwen-7B", "bf16_true"), ("THUDM/chatglm3-6b", "bf16_true"), ("Qwen/Qwen1.5-7B", "bf16")]
 )
