@@ -159,6 +159,9 @@ def test_a_loop_with_a_switch_of_its_own_for_fsdp(tmp_path: Path) -> None:
     fields = job.fields
     assert (fields["zero"], fields["dp"], fields["micro_batch_size"], job.sequence_length) == (3, 8, 4, 2048)
     assert (job.precision, fields["recompute"]) == ("bf16_true", Recompute.FULL)
+    more = written(tmp_path, LOOP.format("finetuning.py") + " --sharding_strategy SHARD_GRAD_OP --fsdp_cpu_offload\n", "more.sh")
+    halved = read(more, None, Given(settings={"gradient_checkpointing": "true", "torch_dtype": "bfloat16"})).fields
+    assert (halved["zero"], halved["offload_parameters"]) == (2, 1)
     bits = written(tmp_path, LOOP.format("finetuning.py") + " --use_peft --quantization 4bit\n", "bits.sh")
     said = {"gradient_checkpointing": "true", "lora_r": "8", "lora_target_modules": "q_proj,v_proj"}
     assert read(bits, None, Given(settings=said)).frozen_weights == "nf4"

@@ -48,7 +48,9 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
     if _on(found.pop("use_flash_attention_2", None)):  # of transformers before 4.36, and of recipes of that time
         found.setdefault("attn_implementation", "flash_attention_2")
     if any(_on(found.pop(one, None)) for one in ("enable_fsdp", "use_fsdp")):  # of loops that wrap their model themselves
-        found.setdefault("fsdp", "full_shard auto_wrap")
+        named = re.search("(full|hybrid|no)_shard|shard_grad_op", str(found.pop("sharding_strategy", "")).lower())
+        host = " offload" * _on(found.pop("fsdp_cpu_offload", None))
+        found.setdefault("fsdp", f"{named[0] if named else 'full_shard'} auto_wrap{host}")
     if _on(found.pop("pure_bf16", None)):
         found.setdefault("torch_dtype", "bfloat16")
     if _on(found.pop("adafactor", None)):
