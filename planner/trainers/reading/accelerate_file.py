@@ -113,6 +113,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     data parallel if it is known how the job is ``launched``, else that and a question."""
     found = sharding or accelerate_named(given)
     own = isinstance(given.data.get("deepspeed"), str) and found is not None and found.kind in ("deepspeed", "fsdp")
+    own = own or (found is not None and found.kind == "fsdp" and bool(given.data.get("fsdp")))
     if found is None or found.kind == "ddp" or own:
         found = _over(found, from_arguments(given, by_fsdp=True))
     alone = ", not needed with --gpus 1" * (given.said is not None and given.said.num_gpus is None)
@@ -127,9 +128,12 @@ def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
     the configuration of accelerate says, and deepspeed before fsdp.  [transformers, training_args.py; accelerate, state.py]"""
     if launched is None or own is None:
         return own or launched
+    fields = {**launched.fields, **own.fields} if launched.kind == own.kind == "fsdp" else own.fields
+    version = max(own.version, launched.version) if launched.kind == own.kind == "fsdp" else own.version
+    notes = [one for one in launched.notes if own.kind != "fsdp" or one != UNWRAPPED]
     return dataclasses.replace(
         own, num_gpus=launched.num_gpus, gpus_per_node=launched.gpus_per_node, precision=own.precision or launched.precision,
-        unread=(*launched.unread, *own.unread), notes=(*launched.notes, *own.notes),
+        unread=(*launched.unread, *own.unread), notes=(*notes, *own.notes), fields=fields, version=version,
     )  # fmt: skip
 
 

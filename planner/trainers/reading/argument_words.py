@@ -47,6 +47,12 @@ def spelled(data: Mapping[str, Any]) -> dict[str, Any]:
         found[name.removeprefix("no_")] = not _on(found.pop(name))
     if _on(found.pop("use_flash_attention_2", None)):  # of transformers before 4.36, and of recipes of that time
         found.setdefault("attn_implementation", "flash_attention_2")
+    if any(_on(found.pop(one, None)) for one in ("enable_fsdp", "use_fsdp")):  # of loops that wrap their model themselves
+        named = re.search("(full|hybrid|no)_shard|shard_grad_op", str(found.pop("sharding_strategy", "")).lower())
+        host = " offload" * _on(found.pop("fsdp_cpu_offload", None))
+        found.setdefault("fsdp", f"{named[0] if named else 'full_shard'} auto_wrap{host}")
+    if _on(found.pop("pure_bf16", None)):
+        found.setdefault("torch_dtype", "bfloat16")
     if _on(found.pop("adafactor", None)):
         found["optim"] = "adafactor"
     if any(found.pop(one, None) not in (None, "", False) for one in COMPILES):

@@ -62,10 +62,13 @@ def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: s
 
 
 def fill_in(given: Settings, name: str) -> None:
-    """Puts settings of accelerate that lie in a file, and the layers that PEFT adapts in a model of that name."""
+    """Puts settings of accelerate that lie in a file, the layers that PEFT adapts in a model of that name, and the dtype that its
+    class makes layers in by itself, where its load says none.  [Qwen-7B, modeling_qwen.py; chatglm3-6b, modeling_chatglm.py]"""
     if isinstance(file := given.data.get("accelerator_config"), str) and (there := beside(given.path, file)) is not None:
         given.data = {**given.data, "accelerator_config": file_settings(there, "settings of accelerate")}
     found = class_of(name).get("peft", "q_proj v_proj").split()
+    if given.flag(UNDATED) and "itself" in class_of(name):
+        given.usual = {"torch_dtype": class_of(name)["itself"], **given.usual}
     for part in ("data", "usual"):
         said = getattr(given, part)
         if said.get("lora_target_modules") == BY_PEFT:

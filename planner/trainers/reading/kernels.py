@@ -79,7 +79,8 @@ def of_class(
     if (eager := table()["classes"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
         return dict(options), ()
     called = kind or shown(name or (spec.name if spec else ""))
-    if since == NEVER or (new is False and not _of_others(given.path)):
+    other = given.attention_put if given.attention_put is not None else _of_others(given.path)
+    if since == NEVER or (new is False and not other):
         why = "has torch's attention for it in no version" if since == NEVER else f"before {since} has no other for it by itself"
         what = f"{called} takes eager attention, which keeps its scores: transformers {why}"
         return {**options, "attention_kernel": "unfused"}, (what,)

@@ -14,7 +14,7 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
 from planner.trainers.reading.own_flow import passed_over
-from planner.trainers.reading.own_parts import SIZES, of_own_switch, other_sizes, parts_of, put_by
+from planner.trainers.reading.own_parts import SIZES, attention_put, of_own_switch, other_sizes, parts_of, put_by
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -96,11 +96,17 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
         built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
+        lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
+        here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
+        loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
+        given.attention_put = attention_put(code, model_loads(code))
+        given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
-    if file is None and given.data.get(BATCH) is None and _has_own_names(given.data):
+    elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
+    if elsewhere and given.data.get(BATCH) is None and _has_own_names(given.data):
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
         own |= cut_length(code)
@@ -108,15 +114,15 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
-    lean = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
-    replaced = of_parser(code) if code is not None and lean else {}
+    by_unsloth = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
+    replaced = of_parser(code) if code is not None and by_unsloth else {}
     given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
 
 
 def _has_own_names(data: Mapping[str, Any]) -> bool:
     """Whether a program has a name of its own for its batch, and none that says whether it checkpoints."""
-    own = any(re.fullmatch(r"(train_|micro_)?(batch_?size|bsz)", one) for one in data)
+    own = any(re.fullmatch(r"(train_|micro_)?(batch_?size(_training)?|bsz)", one) for one in data)
     return own and not any("checkpointing" in one for one in data)
 
 
@@ -257,6 +263,8 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     if _precomputes(program):
         found["without_reference"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
+    if not program.calls(*TRAINERS) and switched_on(program):  # of a loop, under what is not known
+        known.setdefault("gradient_checkpointing", gap(["gradient_checkpointing"]))
     return known | _own_adapters(program, decided, by_rank)
 
 
@@ -311,7 +319,8 @@ def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, A
         loaded = [one for one in loaded if not any(map(_OF_UPLOAD.search, map(ast.unparse, program.conditions(one))))]
     if not (made or loaded):
         return {}
-    sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
+    sure = [one for one in made if program.runs(one) or any(program.either(one, other) for other in loaded)]
+    sure = sure or [one for one in loaded if program.runs(one)]
     found = adapters(program, bool(lean), [] if lean else sure or made) if (sure or made) and (sure or made)[0] in made else {}
     known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
     if decided and not (sure and (by_rank or _always(program, sure))):

@@ -107,6 +107,20 @@ def of_all_branches(script: Running, trainers: Sequence[str]) -> list[ast.Call]:
     return every[:1] if len(every) > 1 and all(one == words[0] for one in words) else []
 
 
+PATCHES = re.compile(r"(replace|patch|apply|enable|convert)\w*(attn|attention|xformers|flash)|to_bettertransformer", re.IGNORECASE)
+"""Functions that put another attention into the classes of a model."""
+
+
+def attention_put(script: Running, loads: Sequence[ast.Call]) -> bool | None:
+    """Whether a program puts flash attention into the class of its model under its options, or surely loads it without; None = it
+    has no switch for it."""
+    calls = [one for one in ast.walk(script.tree) if isinstance(one, ast.Call) and PATCHES.match(last_name(one.func))]
+    given = [(one, [*one.args, *(word.value for word in one.keywords)]) for one in calls if script.runs(one) is not False]
+    put = [one for one, words in given if not any("flash" in ast.unparse(word) and script.value(word) is False for word in words)]
+    without = any(script.keywords(one).get("use_flash_attention_2") is False for one in loads)  # before transformers 4.36
+    return True if put else False if calls or without else None
+
+
 OF_LIGER = re.compile(r"apply_liger|AutoLiger|use_liger_kernel|\buse_liger=")
 """Where a program hands a switch of its own on to Liger."""
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from planner.trainers.reading.commands import Launch
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.programs import program_file
+from planner.trainers.reading.own_classes import UNSLOTH as LOADS
+from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.training_arguments import HABITS, MODELS, TRL, UNSLOTH, parse
 from planner.trainers.reading.training_scripts import settings_of
@@ -23,6 +24,14 @@ PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\()
 def is_of_unsloth(program: Path | None) -> bool:
     """Whether a program loads its model by unsloth."""
     return program is not None and UNSLOTH_MODEL.search(read_text(program)) is not None
+
+
+def kind_of(path: Path, named: str, settings: Settings) -> str:
+    """Whose trainer a program runs, a key of HABITS: by its text, but for what its options switch off."""
+    program, calls = program_file(path, named), settings.calls
+    if is_of_unsloth(program) if calls is None else not calls.isdisjoint(LOADS):
+        return "unsloth"
+    return "transformers" if calls == frozenset(("Trainer",)) else trainer_kind(path, named)
 
 
 def of_program(path: Path, found: Launch, settings: Settings, named: str, said: Given) -> Reading | None:

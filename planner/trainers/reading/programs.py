@@ -28,7 +28,8 @@ def trainer_kind(script: Path, program: str) -> str:
     text = read_text(file) if file is not None else "from trl import SFTConfig"
     if re.search(r"^[ \t]*(from|import) trl\b", text, re.MULTILINE) is None:
         return "transformers"
-    return "trl" if re.search(r"\b(SFTConfig|DPOConfig|ModelConfig|TrlParser)\b", text) else "old trl"
+    new = re.search(r"\b(SFTConfig|DPOConfig|ModelConfig)\b", text) or ("TrlParser" in text and "TrainingArguments" not in text)
+    return "trl" if new else "old trl"
 
 
 def program_file(script: Path, program: str) -> Path | None:

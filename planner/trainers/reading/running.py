@@ -96,6 +96,14 @@ class Running(Script):
         own = [one for one in tests if not any(one[0] is other and one[1] is met for other, met in shared)]
         return self._holds(tuple(own)) is not None
 
+    def either(self, call: ast.Call, other: ast.Call) -> bool:
+        """Whether one of two calls is surely made, which stand in two branches of a condition."""
+        tests, home = self._under.get(id(call), ((), ""))
+        rest, callers = self._under.get(id(other), ((), ""))[0], super().calls(home) if home else []
+        apart = [one for one, met in tests for there, other_way in rest if one is there and met is not other_way]
+        own = tuple(one for one in tests if one[0] not in apart)
+        return bool(apart) and self._holds(own) is True and (not callers or any(map(self.runs, callers)))
+
     def conditions(self, call: ast.expr, met: bool = False) -> list[ast.expr]:
         """The conditions that a call stands under; ``met``: those that hold there."""
         return [test for test, holds in self._under.get(id(call), ((), ""))[0] if holds or not met]

@@ -46,6 +46,10 @@ class Settings:
         """What its program does that is not read, as notes."""
         self.built = ""
         """The step of the trainer that its program builds, lm or dpo; empty = not known."""
+        self.attention_put: bool | None = None
+        """Whether its program puts flash attention into its model's class under its options; None = its text says it, or not."""
+        self.calls: frozenset[str] | None = None
+        """Classes of trainers that its program builds under its options, and unsloth's models that it loads; None = not known."""
 
     def ask(self, question: Question) -> None:
         """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""

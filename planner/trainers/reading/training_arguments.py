@@ -87,12 +87,12 @@ STEPS = ("gradient_accumulation_steps", "gradient_accumulate_every", "accumulate
 MICRO = ("micro_train_batch_size", "micro_batch_size")
 """Sequences per forward pass, where a batch of a GPU is several."""
 BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "train_bsz_per_gpu",
-           "batch_size_per_gpu", "batch_size_per_device")  # fmt: skip
+           "batch_size_per_gpu", "batch_size_per_device", "batch_size_training")  # fmt: skip
 """Sequences per GPU and forward pass, as programs call them."""
 OF_A_STEP, OF_A_PASS = "train_batch_size", "micro_train_batch_size"
 """Sequences of a step and of a GPU's forward pass: what OpenRLHF and programs after it say, both of them.  [cli/train_sft.py]"""
 LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "model_max_len", "seq_length",
-           "cutoff_len", "total_max_len", "max_len")  # fmt: skip
+           "cutoff_len", "total_max_len", "max_len", "context_length")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
     ("max_prompt_seq_len", "max_answer_seq_len"),
@@ -358,7 +358,7 @@ def _targets(given: Settings) -> Any:
 
 def _bits(given: Settings) -> int:
     """Bits of frozen weights that bitsandbytes holds; 0 = it does not."""
-    count = next((bits for one in BITS if (bits := str(given.get(one, ""))) in ("4", "8")), "")
+    count = next((bits for one in BITS if (bits := re.sub("[-_]?bits?$", "", str(given.get(one, "")))) in ("4", "8")), "")
     switches = _switches(given, *QUANTISED)
     if any(switches) or str(given.first(*MODES, default="")).lower() == "qlora":
         loads = [bits for bits in (4, 8) if given.flag(f"load_in_{bits}bit")]

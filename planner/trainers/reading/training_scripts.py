@@ -51,7 +51,8 @@ FOREIGN = {f"{name}Trainer": name for name in (
 """Trainers whose step is not one of a language model or of DPO."""
 FOREIGN_ADAPTERS = (
     *(f"{name}Config" for name in ("AdaLora", "LoHa", "LoKr", "IA3", "PrefixTuning", "PromptTuning", "PromptEncoder", "OFT", "BOFT",
-                                   "Vera", "FourierFT", "LNTuning", "RandLora", "Dora", "Bone", "VBLoRA", "XLora", "Reft")),
+                                   "Vera", "FourierFT", "LNTuning", "RandLora", "Dora", "Bone", "VBLoRA", "XLora", "Reft",
+                                   "Bottleneck")),
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""

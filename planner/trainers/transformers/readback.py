@@ -9,9 +9,10 @@ from planner.errors import PlannerError
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.loading import BY_PEFT
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.own_programs import is_of_unsloth, of_program
-from planner.trainers.reading.programs import program_file, require_loop, trainer_kind
+from planner.trainers.reading.own_programs import kind_of, of_program
+from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import (
@@ -41,10 +42,10 @@ def read(path: Path, said: Given) -> Reading:
         return parse(given, TRANSFORMERS, said.num_gpus)
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*", modules=True)
     settings = with_files(path, found, said)
+    settings.data = _flat(dict(settings.data))
     if (own := of_program(path, found, settings, found.program, said)) is not None:
         return own
     program = program_file(path, found.program)
-    lean = is_of_unsloth(program)
     if program is None and found.program.endswith("unsloth-cli.py"):
         raise PlannerError(f"{path}: {found.program[:200]} is not there, whose defaults are its own; import it with the program")
     take_program(settings, path, found.program, said.num_gpus or found.num_gpus)
@@ -56,8 +57,8 @@ def read(path: Path, said: Given) -> Reading:
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     ours = program is not None and OF_TRL.search(read_text(program)) is not None
-    whose = HABITS[trainer_kind(path, found.program) if ours else "transformers"]
-    habits = UNSLOTH if lean else replace(whose, own=True)
+    kind = kind_of(path, found.program, settings)
+    habits = UNSLOTH if kind == "unsloth" else replace(HABITS[kind if ours else "transformers"], own=True)
     return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
@@ -74,5 +75,6 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
     found = {**data, **(training if isinstance(training, dict) else {})}
     if isinstance(adapters, dict):
         names = {"r": "lora_r", "target_modules": "lora_target_modules", "peft_type": "train_mode"}
-        found |= {"train_mode": "lora", **{names.get(name, name): value for name, value in adapters.items()}}
+        found |= {"train_mode": "lora", "lora_target_modules": BY_PEFT}
+        found |= {names.get(name, name): value for name, value in adapters.items()}
     return {name: value for name, value in found.items() if name not in ("training_args", "peft_config")}

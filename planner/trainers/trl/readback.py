@@ -13,8 +13,8 @@ from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
 from planner.trainers.reading.guides import guide, over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.own_programs import is_of_unsloth, of_program
-from planner.trainers.reading.programs import program_file, trainer_kind
+from planner.trainers.reading.own_programs import kind_of, of_program
+from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
@@ -70,8 +70,7 @@ def read(path: Path, said: Given) -> Reading:
     take_program(settings, path, script, said.num_gpus or found.num_gpus)
     settings.data = dict(settings.data)
     split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
-    kind = "unsloth" if is_of_unsloth(program_file(path, script)) else trainer_kind(path, script)
-    habits, gpus = old or HABITS[kind], said.num_gpus or found.num_gpus
+    habits, gpus = old or HABITS[kind_of(path, script, settings)], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
 
 
@@ -84,7 +83,7 @@ def _of_any_command(path: Path, said: Given) -> Reading:
         settings.usual = {name: value for name, value in settings.usual.items() if name not in MODELS}
     if said.sequence_length is None and not any(one in said.settings for one in LENGTHS):
         settings.late.append(NEEDED["sequence_length"])
-    habits = dataclasses.replace(HABITS[trainer_kind(path, path.name)], own=True)
+    habits = dataclasses.replace(HABITS[kind_of(path, path.name, settings)], own=True)
     note = "its command stands elsewhere: what is not asked for is at the defaults of its arguments"
     return parse(settings, habits, said.num_gpus, notes=(note, *_of_own_model(path, path.name)))
 
