@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import of_loop
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
@@ -43,6 +42,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.wrapped_loops import loop_of
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -69,7 +69,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
     code = _followed(file, {**usual, **given.data}, gpus)
-    own = {} if code is None else {**own_code(code, decided, by_rank), **of_loop(code)}
+    own = {} if code is None else {**own_code(code, decided, by_rank), **loop_of(code)}
+    given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
@@ -99,7 +100,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
         own |= cut_length(code)
-    if shards_itself(file):
+    if shards_itself(file) and "wrapped" not in own:
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is

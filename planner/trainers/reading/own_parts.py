@@ -141,9 +141,9 @@ def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
     None = the trainer makes it from its arguments."""
     for call in trainers[:1]:
         words = {one.arg: one.value for one in call.keywords}
-        pair = _held(script, words.get("optimizers") or words.get("optimizer_cls_and_kwargs"))
+        pair = held_by(script, words.get("optimizers") or words.get("optimizer_cls_and_kwargs"))
         first = pair.elts[0] if isinstance(pair, ast.Tuple | ast.List) and pair.elts else pair
-        first = _held(script, first)
+        first = held_by(script, first)
         if first is not None and not (isinstance(first, ast.Constant) and first.value is None):
             return _named(last_name(first.func if isinstance(first, ast.Call) else first))
         for method in _methods(script, last_name(call.func), "create_optimizer"):
@@ -158,7 +158,7 @@ def _named(name: str) -> str:
     return name.lower() if name.lower() in OPTIMIZERS else gap(["optim"])
 
 
-def _held(script: Running, node: ast.expr | None) -> ast.expr | None:
+def held_by(script: Running, node: ast.expr | None) -> ast.expr | None:
     """What a name holds, by its last assignment in the text."""
     if not isinstance(node, ast.Name):
         return node
