@@ -12,7 +12,7 @@ from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 
 STEPS = "gradient_accumulation_steps"
-OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev")
+OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev(?!ice)")
 """Words of data that nothing is trained on."""
 
 
@@ -71,5 +71,8 @@ def optimizer_of(program: Running) -> str | None:
     """The optimizer that a loop makes of weights; a gap where several may be meant that keep other states."""
     names = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}
     made = program.calls(*(one for one in names if one.lower() in OPTIMIZERS and one[:1].isupper()))
-    kinds = {OPTIMIZERS[last_name(one.func).lower()] for one in made}
-    return None if not kinds else gap(["optim"]) if len(kinds) > 1 else last_name(made[0].func).lower()
+    names = {last_name(one.func).lower() for one in made}
+    if not names:  # under another name: optimizer_class = DeepSpeedCPUAdam if args.offload else FusedAdam
+        names = {one.lower() for one in program.names_used() if one.lower() in OPTIMIZERS and one[:1].isupper()}
+    kinds = {OPTIMIZERS[one] for one in names}
+    return None if not kinds else gap(["optim"]) if len(kinds) > 1 else min(names)

@@ -99,9 +99,9 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
     each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
     yield from given.usual.get("loop_notes", ())
     if given.usual.get("one_unit"):
-        held = 2 * (4.0 if job.precision == "fp32" or given.usual.get("casts_each") else 2.0) * all_weights * (1 - 1 / shards)
+        held = 2 * (4.0 if job.precision == "fp32" or (given.usual.get("casts_each") and job.precision != "bf16_true") else 2.0) * all_weights * (1 - 1 / shards)
         yield f"{WHOLE}{_by(held)}"
-    if given.usual.get("casts_each") and kind == "fsdp":
+    if given.usual.get("casts_each") and kind == "fsdp" and job.precision != "bf16_true":
         yield CASTS_EACH
     buffers = sharding.buffers * (4.0 if job.precision == "fp32" else 2.0)
     if kind == "deepspeed" and buffers > (1.0 * GIB + 2.0 * all_weights / shards) / 20:

@@ -143,6 +143,8 @@ def turned(script: Script, load: ast.Call) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for call in script.calls(*TURNED, "to"):
         inner = _inner(call.func, load)
+        if any(isinstance(one, ast.Call) and getattr(one.func, "id", "") in holds for one in ast.walk(call.func)):
+            continue  # what a pass of the model gives: model(**batch).loss.float()
         if inner is not load and not (isinstance(inner, ast.Name) and inner.id in holds and call.lineno >= load.lineno):
             continue
         named = _turns_into(script, call)

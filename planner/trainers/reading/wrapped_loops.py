@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.accelerators import STEPS, loaders_of, of_loop, optimizer_of
+from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.own_parts import held_by
+from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import BATCH
@@ -47,7 +48,9 @@ def loop_of(program: Running) -> dict[str, Any]:
     """Arguments, as those of transformers are called, that a loop over accelerate, torch or DeepSpeed gives itself; empty where a
     trainer has the loop. Its notes and questions stand under loop_notes and loop_questions."""
     wraps = wraps_of(program)
-    if (found := of_loop(program)) or not wraps or program.calls(*TRAINERS, *FOREIGN):
+    bare = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and not one.bases}
+    trainers = [one for one in program.calls(*TRAINERS, *FOREIGN) if last_name(one.func) not in bare]
+    if (found := of_loop(program)) or not wraps or trainers:
         return found
     kinds = list(dict.fromkeys(WRAPPERS[last_name(one.func)] for one in wraps))
     kind, questions, notes = kinds[0] if len(kinds) == 1 else "", list[Question](), list[str]()
@@ -59,6 +62,7 @@ def loop_of(program: Running) -> dict[str, Any]:
     else:
         found |= {STEPS: steps, **_precision(program, kind, wraps)}
         found |= {"fsdp_config": {"auto_wrap_policy": ""}} | _of_fsdp(program, kind, wraps, found) if kind != "ddp" else {}
+        found |= _of_mesh(program, wraps) if kind != "ddp" else {}
         found |= {BATCH: gap([BATCH])} if not isinstance(found[BATCH], int | str) else {}
     if str(found.get("fsdp", "")) == gap(["fsdp"]):
         about = f"its loop may wrap the model by {', '.join(dict.fromkeys(last_name(one.func) for one in wraps))}"
@@ -69,10 +73,15 @@ def loop_of(program: Running) -> dict[str, Any]:
     if kind == "ddp" and any(program.keywords(one).get("gradient_as_bucket_view") is True for one in wraps):
         notes.append("gradient_as_bucket_view: buckets of gradients are priced beside them: memory comes out too high by 4 bytes a "
                      "trained weight")  # fmt: skip
+    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and program.may_run(one.value)):
+        if isinstance(put.targets[0], ast.Attribute) and put.targets[0].attr == "gradient_checkpointing":  # of the model itself
+            found["gradient_checkpointing"] = program.value(put.value)
     made = [one for one in program.calls(*CHECKPOINTS) if last_name(one.func) == CHECKPOINTS[0] or _in_a_loop(program, one)]
     if made:
         sure = any(program.runs(one) for one in made)
         found["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"])
+    if host := program.calls("offload_wrapper"):
+        found["activation_offloading"] = True if any(map(program.runs, host)) else gap(["activation_offloading"])
     return {name: value for name, value in found.items() if value is not None} | {"loop_notes": notes, "loop_questions": questions}
 
 
@@ -89,7 +98,7 @@ def _of_fsdp(program: Running, kind: str, wraps: list[ast.Call], found: Mapping[
     words = _words(program, wraps[-1])
     if not kind or "**" in words:
         return {"fsdp": gap(["fsdp"])}
-    inner = [_in_a_loop(program, one) for one in wraps]
+    inner = [_in_a_loop(program, one) for one in program.calls(*WRAPPERS) if WRAPPERS[last_name(one.func)] == kind]
     if kind == "fsdp2":
         after = words.get("reshard_after_forward")
         stays = program.value(after) if after is not None else True
@@ -102,6 +111,22 @@ def _of_fsdp(program: Running, kind: str, wraps: list[ast.Call], found: Mapping[
         one_unit = not any(inner) and (policy is None or _is_none(policy)) and not program.calls("wrap", "enable_wrap", "auto_wrap")
     section = {"auto_wrap_policy": "", **({"offload_params": host} if host else {})}
     return {"fsdp": gap(["fsdp"]) if is_open(strategy) else f"{strategy} auto_wrap", "fsdp_config": section, ONE_UNIT: one_unit}
+
+
+def _of_mesh(program: Running, wraps: list[ast.Call]) -> dict[str, Any]:
+    """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees."""
+    for call in program.calls("init_device_mesh"):
+        words = program.keywords(call)
+        sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
+        names = [str(one) for one in words.get("mesh_dim_names") or []]
+        if not isinstance(sizes, list) or len(sizes) < 2:
+            continue
+        groups = len(sizes) == 2 and (not names or "rep" in names[0] or (names[0][:2] == "dp" and re.search("shard|fsdp", names[1])))
+        if not groups:
+            raise PlannerError(f"{_own(program, wraps)} has a mesh of {', '.join(names)[:80]}, whose degrees are not read; {WAY_OUT}")
+        named = {"dp_replicate_size": sizes[0], "dp_shard_size": sizes[1]}
+        return {"parallelism_config": {name: one if isinstance(one, int) else gap([name]) for name, one in named.items()}}
+    return {}
 
 
 def _words(program: Running, call: ast.Call) -> dict[str, ast.expr]:
@@ -192,9 +217,10 @@ def _of_engine(program: Running, call: ast.Call, found: Mapping[str, Any], quest
     client = words.get("optimizer")
     own = client is not None and not _is_none(client)
     if not isinstance(value, Mapping):  # a name, or what is not followed to here
-        open_ = not isinstance(value, str) or is_open(value)
-        left = {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: found[BATCH] or gap([BATCH])}
-        return {**left, "deepspeed": gap(["deepspeed"]) if open_ else value}
+        if not isinstance(value, str) or is_open(value):
+            questions.append(Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2")))
+            return {"deepspeed": "zero3", BATCH: found[BATCH] if isinstance(found[BATCH], int) else 1, "optim": found["optim"] if own else None}
+        return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: found[BATCH] or gap([BATCH]), "deepspeed": value}
     config = dict(_closed(program, value, questions))
     precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
     if own:
@@ -212,6 +238,12 @@ def _of_engine(program: Running, call: ast.Call, found: Mapping[str, Any], quest
     named = (config.get("optimizer") or {}).get("type")
     return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, "mixed_precision": precision,
             "optim": found["optim"] if own or not named else str(named).lower()}  # fmt: skip
+
+
+OWN_JSON = (
+    "the JSON that its loop hands to deepspeed.initialize; or its ZeRO, and with it --set per_device_train_batch_size=M --set "
+    "gradient_accumulation_steps=N --set bf16=true"
+)
 
 
 def _closed(program: Running, value: Mapping[str, Any], questions: list[Question]) -> Iterator[tuple[str, Any]]:
@@ -234,11 +266,23 @@ def _batch(program: Running) -> Any:
     """Sequences of a batch of the loader that is trained on; a gap where loaders differ or leave it open, None = there is none."""
     sizes: list[Any] = []
     for one in loaders_of(program):
-        words = program.keywords(one)
-        usual = program.value(one.args[1]) if len(one.args) > 1 else gap([BATCH]) if {"batch_sampler", "**"} & {*words} else 1
-        sizes.append(words.get("batch_size", usual))
+        words = {word.arg: word.value for word in one.keywords}
+        node = words.get("batch_size", one.args[1] if len(one.args) > 1 else None)
+        if node is None:
+            sizes.append(gap([BATCH]) if {"batch_sampler", None} & {*words} else 1)
+        else:
+            sizes += [program.value(each) for each in _given(program, one, node)]
     known = {one for one in sizes if isinstance(one, int)}
     return None if not sizes else known.pop() if len(known) == 1 and all(isinstance(one, int) for one in sizes) else gap([BATCH])
+
+
+def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]:
+    """What a batch is: itself, or what the function that makes the loader is given for it, where that makes those of other data too."""
+    calls = program.calls(home) if (home := program.home_of(loader)) and isinstance(node, ast.Name) else []
+    made = {id(one.value): one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)}
+    trained = [one for one in calls if OTHER_DATA.search(ast.unparse(made.get(id(one), one)).lower()) is None]
+    given = [word.value for one in trained for word in one.keywords if word.arg == getattr(node, "id", "")]
+    return given if given and len(given) == len(trained) < len(calls) else [node]
 
 
 STEPPED = re.compile(r"(optim\w*|opt|scaler|engine|model\w*)\.step$")
@@ -260,7 +304,11 @@ def _steps(program: Running) -> Any:
     for loop in (node for node in ast.walk(program.tree) if isinstance(node, ast.For) and program.may_run(node.iter)):
         if any(one.endswith(".backward") for one in _calls_in(loop)) and not steps(loop):
             ranged = isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "range" and len(loop.iter.args) == 1
-            return _number(program.value(loop.iter.args[0])) if ranged and isinstance(loop.iter, ast.Call) else gap([STEPS])
+            ends = [loop.iter.args[0]] if ranged and isinstance(loop.iter, ast.Call) else []
+            ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
+                     and "loss" in ast.unparse(part.left)]  # fmt: skip
+            ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
+            return next((number for one in ends if isinstance(number := program.value(one), int)), gap([STEPS]))
     return gap([STEPS]) if any("accum" in one.lower() for one in program.names_used()) else 1
 
 
@@ -268,9 +316,25 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, int) else gap([STEPS])
 
 
-def require_known_loop(program: Running, wraps: list[ast.Call]) -> None:
-    """Raises PlannerError for a loop whose step or whose degrees are others than those of one language model under data parallel."""
-    own = f"{program.path}: a training loop of its own ({last_name(wraps[0].func)}, line {wraps[0].lineno})"
+def _own(program: Running, wraps: list[ast.Call]) -> str:
+    return f"{program.path}: a training loop of its own ({_named(wraps)})"
+
+
+def _named(wraps: list[ast.Call]) -> str:
+    return f"{last_name(wraps[0].func)}, line {wraps[0].lineno}"
+
+
+def require_known_loop(program: Running, wraps: list[ast.Call], looped: bool) -> None:
+    """Raises PlannerError for a loop whose step or whose degrees are others than those of one language model under data parallel,
+    or which is none."""
+    if not wraps:
+        idle = Script.calls(program, *WRAPPERS)[:1]
+        tests = dict.fromkeys(ast.unparse(test)[:80] for one in idle for test in program.conditions(one))
+        why = f"{_named(idle)} runs under {' and '.join(tests)}, which its options do not meet as they are; --set them" if tests else ""
+        raise PlannerError(f"{program.path}: {why or 'nothing wraps a model here'}")
+    own = _own(program, wraps)
+    if not looped:
+        raise PlannerError(f"{program.path}: a trainer has its loop ({_named(wraps)} beside it); import the command that starts it")
     if split := program.calls(*SPLITS):
         raise PlannerError(f"{own} splits the model by {last_name(split[0].func)}, whose degrees are not read; {WAY_OUT}")
     if not program.calls("backward"):
