@@ -10,6 +10,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.loading import UNDATED
 from planner.trainers.reading.own_classes import DECODERS, model_loads, owner
+from planner.trainers.reading.own_code import is_handed_on
 from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.programs import trains_with
 from planner.trainers.reading.python_text import last_name
@@ -30,6 +31,19 @@ from planner.trainers.reading.training_scripts import (
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.wrapped_loops import loop_of, require_known_loop, wraps_of
 
+OWN = "the training loop is the program's own ({}, line {}): read by the calls that it makes"
+HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
+KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
+"""Functions that are read and give a model back, beside those of own_code."""
+
+
+def _handed_on(program: WithModules, node: ast.AST) -> tuple[str, str] | None:
+    """(a model, what it is handed to) where nobody here knows what that makes of it."""
+    if not isinstance(node, ast.Assign) or not is_handed_on(program, node) or not program.may_run(node.value):
+        return None
+    name = last_name(getattr(node.value, "func", node.value))
+    return None if name in KEEP else (ast.unparse(node.targets[0]), name)
+
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
@@ -40,8 +54,8 @@ def read(path: Path, said: Given) -> Reading:
     require_known_loop(program, wraps, "wrapped" in loop)
     require_known_adapters(program)
     require_language_model(program)
-    name, line = last_name(wraps[0].func), wraps[0].lineno
-    notes = [f"the training loop is the program's own ({name}, line {line}): read by the calls that it makes; what else its functions do is not"]
+    notes = [OWN.format(last_name(wraps[0].func), wraps[0].lineno)]
+    notes += [HANDED_ON.format(*names) for one in ast.walk(program.tree) if (names := _handed_on(program, one))]
     loads = trained(program, model_loads(program))
     data = model_arguments(program, loads, False, notes)
     engine = loop["wrapped"] == "deepspeed" and loop.get("mixed_precision") in ("bf16", "fp16")  # casts all weights

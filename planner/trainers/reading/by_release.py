@@ -42,12 +42,12 @@ EMBEDDING_STATES = (4, 52)
 
 
 WHOLE = (
-    "its loop wraps the model as one unit: every GPU gathers all weights at once and keeps their gradients whole, priced layer by layer, "
-    "and nothing hides these transfers: time and memory come out too low"
+    "its loop wraps the model as one unit: every GPU gathers all weights at once and keeps their gradients whole, priced layer by "
+    "layer: time and memory come out too low"
 )
 CASTS_EACH = (
-    "autocast over weights in fp32, which FSDP gathers and reduces as they are: priced as gathered in 16 bits: communication comes out "
-    "too short, and a gathered layer too small by half"
+    "autocast over weights in fp32, which FSDP gathers and reduces as they are, priced in 16 bits: communication and a gathered "
+    "layer come out too small by half"
 )
 
 
@@ -98,10 +98,10 @@ def of_wrapper(given: Settings, sharding: Sharding, job: Reading, spec: ModelSpe
     all_weights = total_parameters(spec) if spec is not None else 0.0
     each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
     yield from given.usual.get("loop_notes", ())
+    wide = given.usual.get("casts_each") is True and kind == "fsdp" and job.precision != "bf16_true"
     if given.usual.get("one_unit"):
-        held = 2 * (4.0 if job.precision == "fp32" or (given.usual.get("casts_each") and job.precision != "bf16_true") else 2.0) * all_weights * (1 - 1 / shards)
-        yield f"{WHOLE}{_by(held)}"
-    if given.usual.get("casts_each") and kind == "fsdp" and job.precision != "bf16_true":
+        yield f"{WHOLE}{_by(2 * (4.0 if wide or job.precision == 'fp32' else 2.0) * all_weights * (1 - 1 / shards))}"
+    if wide:
         yield CASTS_EACH
     buffers = sharding.buffers * (4.0 if job.precision == "fp32" else 2.0)
     if kind == "deepspeed" and buffers > (1.0 * GIB + 2.0 * all_weights / shards) / 20:

@@ -42,7 +42,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import loop_of
+from planner.trainers.reading.wrapped_loops import STEPS, loop_of
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -100,6 +100,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
         own |= cut_length(code)
+    if "wrapped" in own and isinstance(own[STEPS], int):
+        given.asked |= {one for one in given.data if "accum" in one}
     if shards_itself(file) and "wrapped" not in own:
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
@@ -122,14 +124,14 @@ def _trains_all(program: Program) -> bool:
     loads = model_loads(program)
     makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
     trains = bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
-    return trains and not any(_is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
+    return trains and not any(is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
 
 
 WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
 """Functions of libraries that give a model back as it was trained before."""
 
 
-def _is_handed_on(program: Program, put: ast.Assign) -> bool:
+def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
     """Whether a model is what a function makes of it that is neither in the project nor known."""
     held, made = put.targets[0], put.value
     if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
