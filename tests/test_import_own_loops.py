@@ -81,6 +81,8 @@ def test_a_model_of_one_unit_is_noted(tmp_path: Path) -> None:
     (PLAIN, 1, False), (SUMMED, 8, False),
     (SUMMED.replace("loss.backward()", "with model.no_sync():\n        loss.backward()"), 8, True),
     ("for part in batch:\n        (model(**part).loss / 3).backward()\n    optimizer.step()", 3, False),
+    ("parts = []\n    for _ in range(5):\n        parts.append(next(rows))\n    for one in parts:\n"
+     "        model(**one).loss.backward()\n    optimizer.step()", 5, False),
     ("for _ in range(args.accumulate):\n        model(**batch).loss.backward()\n    optimizer.step()", 8, False),
 ])  # fmt: skip
 def test_passes_of_a_step(tmp_path: Path, passes: str, steps: int, last: bool) -> None:
@@ -157,6 +159,24 @@ def test_deepspeed_initialize(tmp_path: Path, form: str) -> None:
         return
     assert (asked_for(found), found.trainer, found.precision) == ([], "deepspeed", "bf16")
     assert wanted.items() <= found.fields.items()
+
+
+def test_a_loader_of_the_engine_has_its_batch(tmp_path: Path) -> None:
+    """training_data: the loader that stands in the program is not used."""
+    wrap = ENGINED.replace("CONFIG", f"{ENGINE!r}, training_data=rows")
+    assert looped(tmp_path, wrap, passes=ENGINE_PASS).fields["micro_batch_size"] == 2
+
+
+def test_what_is_put_into_the_configuration_of_an_engine_counts(tmp_path: Path) -> None:
+    """Of a file that is loaded too; the last key of each is asked for where its condition is not known."""
+    written(tmp_path, json.dumps(ENGINE), "ds.json")
+    put = "import json\nconfig = json.load(open('ds.json'))\nconfig['zero_optimization']['stage'] = 2\n"
+    put += "config['gradient_accumulation_steps'] = 16"
+    found = looped(tmp_path, ENGINED.replace("CONFIG", "config"), passes=ENGINE_PASS, before=put)
+    assert (asked_for(found), found.fields["zero"], found.fields["num_microbatches"]) == ([], 2, 16)
+    found = looped(tmp_path, ENGINED.replace("CONFIG", "config"), passes=ENGINE_PASS, before=f"{put}\nif here():\n    "
+                   "config['zero_optimization']['stage'] = 3")  # fmt: skip
+    assert asked_for(found) == ["stage"]
 
 
 def test_an_engine_without_half_precision_computes_in_fp32(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
+from planner.trainers.reading.accelerators import STEPS
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
@@ -42,7 +43,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import STEPS, loop_of
+from planner.trainers.reading.wrapped_loops import loop_of
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""

@@ -21,10 +21,12 @@ WRAPPERS = {"FullyShardedDataParallel": "fsdp1", "FSDP": "fsdp1", "fully_shard":
             "DDP": "ddp", "initialize": "deepspeed"}  # fmt: skip
 """What a loop hands its model to -> how it is split."""
 SPLITS = ("parallelize_module", "context_parallel", "PipelineStage", "PipelineModule", "ScheduleGPipe", "Schedule1F1B",
-          "tp_model_init", "initialize_model_parallel")  # fmt: skip
+          "tp_model_init", "initialize_model_parallel", "register_with_transformers", "apply_seq_parallel_monkey_patch",
+          "substitute_hf_flash_attn")  # fmt: skip
 """Calls that split a model in other ways, by degrees that are not followed to here."""
 OTHER_STEPS = re.compile(
-    r"(?i)(.*_)?(advantages?|rewards?|old_log_?probs?|teacher(_model)?|distill\w*|ref(erence)?_(model|log_?probs?)|rollouts?)"
+    r"(?i)(.*_)?(advantages?|rewards?|old_log\w*|teacher(_model)?|distill\w*|ref(erence)?_(model|log\w*)|rollouts?|kl_\w+|dpo_loss"
+    r"|chosen_log\w*)"
 )
 """Names of a step that runs other models too, or generates."""
 DECIDING = re.compile(r"stage|device|enabled|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
@@ -36,6 +38,7 @@ OWN_JSON = (
     "gradient_accumulation_steps=N --set bf16=true"
 )
 EACH_PASS = "its loop reduces gradients in every pass, without no_sync, priced once a step: communication comes out too short"
+STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whole: memory comes out too high"
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
 WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|deepspeed --gpus N --zero 3 --micro-batch-size M"
 
@@ -56,7 +59,7 @@ def loop_of(program: Running) -> dict[str, Any]:
     wraps = wraps_of(program)
     bare = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and not one.bases}
     trainers = [one for one in program.calls(*TRAINERS, *FOREIGN) if last_name(one.func) not in bare]
-    if (found := of_loop(program)) or not wraps or trainers:
+    if (found := of_loop(program)) or not wraps or trainers or not program.calls("backward"):
         return found
     kinds = {WRAPPERS[last_name(one.func)] for one in wraps}
     kind, questions, notes = kinds.pop() if len(kinds) == 1 else "", list[Question](), list[str]()
@@ -68,6 +71,9 @@ def loop_of(program: Running) -> dict[str, Any]:
         words = {name: node for one in wraps for name, node in _words(program, one).items()}
         found |= {STEPS: _steps(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
         found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps) if kind != "ddp" else {}
+        if "parallelism_config" in found:  # whose groups are no node then
+            found["fsdp"] = found["fsdp"].replace("hybrid_shard_zero2", "shard_grad_op").replace("hybrid_shard", "full_shard")
+        notes += [STATES_APART] * bool(program.calls("ZeroRedundancyOptimizer"))
         notes += [EACH_PASS] * (kind == "ddp" and found[STEPS] != 1 and found["sync_each_batch"])
         notes += [VIEWS] * (kind == "ddp" and "True" in ast.unparse(words.get("gradient_as_bucket_view", ast.Constant(None))))
     if found.get("fsdp") == gap(["fsdp"]):
@@ -82,10 +88,11 @@ def _of_layers(program: Running) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and program.may_run(one.value)):
         if isinstance(put.targets[0], ast.Attribute) and put.targets[0].attr == "gradient_checkpointing":
-            found["gradient_checkpointing"] = program.value(put.value)
+            on = program.value(put.value)
+            found["gradient_checkpointing"] = on if isinstance(on, bool) else gap(["gradient_checkpointing"])
     layers = [one for one in program.calls("checkpoint_wrapper") if _in_a_loop(program, one)]
     for name, made in (("gradient_checkpointing", [*program.calls("apply_activation_checkpointing"), *layers]),
-                       ("activation_offloading", program.calls("offload_wrapper"))):  # fmt: skip
+                       ("activation_offloading", program.calls("offload_wrapper", "save_on_cpu"))):  # fmt: skip
         if made:
             found[name] = True if any(map(program.runs, made)) else gap([name])
     return found
@@ -199,16 +206,17 @@ def _of_engine(
     """What deepspeed.initialize is given: its configuration as a mapping, a file, or an option of the command; an optimizer of the
     loop goes before the one that this names.  [deepspeed, __init__.py: initialize; runtime/engine.py: _configure_optimizer]"""
     node, said = words.get("config", words.get("config_params")), program.said.setting("deepspeed")
-    value = said or (program.said.setting("deepspeed_config") if node is None else program.value(node))
+    value = said if said and said.lower() not in ("true", "false") else (program.said.setting("deepspeed_config") if node is None else program.value(node))
     if isinstance(value, str) and not is_open(value) and (file := beside(program.path, value)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
-    own, loaded = not _is_none(words.get("optimizer")), found[BATCH]
+    own = not _is_none(words.get("optimizer"))
+    loaded = found[BATCH] if _is_none(words.get("training_data")) else None  # else the engine makes the loader
     if not isinstance(value, Mapping):
         if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
             return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
         questions.append(Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2")))
         return {"deepspeed": "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
-    config = dict(_closed(program, value, questions))
+    config = dict(_closed(program, _with_puts(program, node, value), questions))
     if own:
         config.pop("optimizer", None)
     whole, micro, steps = (
@@ -223,8 +231,27 @@ def _of_engine(
     named = (config.get("optimizer") or {}).get("type")
     precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
     batch = batch if isinstance(batch, int) else micro or batch or gap([BATCH])
-    return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, "mixed_precision": precision,
+    auto = any((config.get(one) or {}).get("enabled") == "auto" for one in ("bf16", "fp16"))
+    words_of = {"bf16": gap(["bf16"])} if auto else {"mixed_precision": precision}
+    return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, **words_of,
             "optim": found["optim"] if own or not named else str(named).lower()}  # fmt: skip
+
+
+def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
+    found = {name: dict(one) if isinstance(one, Mapping) else one for name, one in value.items()}
+    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and program.may_run(one.value)):
+        keys, place = list[str](), put.targets[0]
+        while isinstance(place, ast.Subscript):
+            keys, place = [str(program.value(place.slice)), *keys], place.value
+        if node is not None and 0 < len(keys) < 3 and ast.unparse(place) == ast.unparse(node):
+            part = found if len(keys) == 1 else found.setdefault(keys[0], {})
+            new = program.value(put.value)
+            if isinstance(part, dict) and (part.get(keys[-1]) == new or program.settled(put.value, None)):
+                part[keys[-1]] = new
+            elif isinstance(part, dict):
+                part[keys[-1]] = gap([keys[-1]])
+    return found
 
 
 def _closed(program: Running, value: Mapping[str, Any], questions: list[Question]) -> Iterator[tuple[str, Any]]:
@@ -271,7 +298,9 @@ def _steps(program: Running) -> Any:
             return _number([program.value(parts[0].right)])
     for loop in (node for node in nodes if isinstance(node, ast.For) and program.may_run(node.iter)):
         if re.search(r"\.backward\(", ast.unparse(loop)) and not _updates(loop):
-            ends = loop.iter.args[:1] if isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "range" else []
+            filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
+            over = [one.iter for one in (loop, *filled) if isinstance(one, ast.For)]
+            ends = [one.args[-1] for one in over if isinstance(one, ast.Call) and last_name(one.func) == "range"]
             ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
                      and "loss" in ast.unparse(part.left)]  # fmt: skip
             ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
@@ -301,12 +330,12 @@ def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool
         raise PlannerError(f"{program.path}: {why or 'nothing wraps a model here'}")
     own = _own(program, wraps)
     other = next((one for one in program.names_used() if OTHER_STEPS.fullmatch(one)), None)
+    if not program.calls("backward"):
+        raise PlannerError(f"{own}, whose backward pass is in no file here; {WAY_OUT}")
     if not looped:
         raise PlannerError(f"{program.path}: a trainer has its loop; import the command that starts it")
     if split := program.calls(*SPLITS):
         raise PlannerError(f"{own} splits the model by {last_name(split[0].func)}, whose degrees are not read; {WAY_OUT}")
-    if not program.calls("backward"):
-        raise PlannerError(f"{own}, whose backward pass is in no file here; {WAY_OUT}")
     if other is not None:
         raise PlannerError(f"{own} runs other models or another step beside it ({other[:60]}), which is not read; {WAY_OUT}")
     if "hydra.main" in ast.unparse(program.tree):
