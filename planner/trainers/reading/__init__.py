@@ -58,8 +58,6 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [FOLLOWED[named]]
     if (own_program := next((one for one in readers if _starts(readers[one], path, f"{run}\n{text}")), None)) is not None:
         fits = [own_program]
-    if fits[-1:] == ["pytorch"] and ".backward(" in text and re.search(r"Trainer\(", text) is None:  # a loop, and no trainer
-        fits = ["pytorch"]
     hands_on = load("trl", "dumped")
     bare = not fits and path.suffix == ".ipynb" and hands_on.starts(text) is None
     cells = shell_of_cells(path) if bare else ""  # a notebook may be no more than a script

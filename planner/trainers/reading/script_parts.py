@@ -81,7 +81,8 @@ def cut_length(script: Script) -> dict[str, Any]:
         cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
     if not cut:  # what a class or function of the script is given for it
         own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
-        every = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
+        may = [one for one in script.calls(*own) if any(word.arg in (None, *LENGTH_NAMES) for word in one.keywords)]
+        every = (words.get(name) for words in map(script.keywords, may) for name in LENGTH_NAMES)
         cut = [one for one in every if isinstance(one, int) and one > 1]
     if not cut:
         cut = [value for one in length_options(script) if isinstance(value := script.value(one), int) and value > 1]

@@ -86,8 +86,8 @@ def loop_of(program: Running) -> dict[str, Any]:
 def _of_layers(program: Running) -> dict[str, Any]:
     """Checkpointing and offloading of activations by torch's wrappers of layers, or by a switch of the model itself."""
     found: dict[str, Any] = {}
-    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and program.may_run(one.value)):
-        if isinstance(put.targets[0], ast.Attribute) and put.targets[0].attr == "gradient_checkpointing":
+    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)):
+        if getattr(put.targets[0], "attr", "") == "gradient_checkpointing" and program.may_run(put.value):
             on = program.value(put.value)
             found["gradient_checkpointing"] = on if isinstance(on, bool) else gap(["gradient_checkpointing"])
     layers = [one for one in program.calls("checkpoint_wrapper") if _in_a_loop(program, one)]
@@ -206,7 +206,8 @@ def _of_engine(
     """What deepspeed.initialize is given: its configuration as a mapping, a file, or an option of the command; an optimizer of the
     loop goes before the one that this names.  [deepspeed, __init__.py: initialize; runtime/engine.py: _configure_optimizer]"""
     node, said = words.get("config", words.get("config_params")), program.said.setting("deepspeed")
-    value = said if said and said.lower() not in ("true", "false") else (program.said.setting("deepspeed_config") if node is None else program.value(node))
+    value = program.said.setting("deepspeed_config") if node is None else program.value(node)
+    value = said if said and said.lower() not in ("true", "false") else value
     if isinstance(value, str) and not is_open(value) and (file := beside(program.path, value)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
     own = not _is_none(words.get("optimizer"))
@@ -240,11 +241,13 @@ def _of_engine(
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
     found = {name: dict(one) if isinstance(one, Mapping) else one for name, one in value.items()}
-    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and program.may_run(one.value)):
-        keys, place = list[str](), put.targets[0]
+    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)):
+        slices, place = list[ast.expr](), put.targets[0]
         while isinstance(place, ast.Subscript):
-            keys, place = [str(program.value(place.slice)), *keys], place.value
-        if node is not None and 0 < len(keys) < 3 and ast.unparse(place) == ast.unparse(node):
+            slices, place = [place.slice, *slices], place.value
+        same = node is not None and 0 < len(slices) < 3 and ast.unparse(place) == ast.unparse(node)
+        if same and program.may_run(put.value):
+            keys = [str(program.value(one)) for one in slices]
             part = found if len(keys) == 1 else found.setdefault(keys[0], {})
             new = program.value(put.value)
             if isinstance(part, dict) and (part.get(keys[-1]) == new or program.settled(put.value, None)):
@@ -292,12 +295,13 @@ def _steps(program: Running) -> Any:
     """Passes of a step: n of ``(step + 1) % n == 0`` before the optimizer steps, or of a loop that runs passes and does not step; 1
     where no word of the program is about accumulation."""
     nodes = [one for one in ast.walk(program.tree) if isinstance(one, ast.If | ast.For)]
-    for one in (node for node in nodes if isinstance(node, ast.If) and program.may_run(node.test)):
+    for one in (node for node in nodes if isinstance(node, ast.If)):
         parts = [part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
-        if parts and (isinstance(one.body[-1], ast.Continue) or any(map(_updates, one.body))):
+        steps = parts and (isinstance(one.body[-1], ast.Continue) or any(map(_updates, one.body)))
+        if steps and program.may_run(one.test):
             return _number([program.value(parts[0].right)])
-    for loop in (node for node in nodes if isinstance(node, ast.For) and program.may_run(node.iter)):
-        if re.search(r"\.backward\(", ast.unparse(loop)) and not _updates(loop):
+    for loop in (node for node in nodes if isinstance(node, ast.For)):
+        if ".backward(" in ast.unparse(loop) and not _updates(loop) and program.may_run(loop.iter):
             filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
             over = [one.iter for one in (loop, *filled) if isinstance(one, ast.For)]
             ends = [one.args[-1] for one in over if isinstance(one, ast.Call) and last_name(one.func) == "range"]
