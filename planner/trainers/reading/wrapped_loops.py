@@ -45,12 +45,13 @@ WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|de
 
 def wraps_of(program: Running) -> list[ast.Call]:
     """Calls that wrap a model: those that surely run, else those that may."""
-    found = [one for one in program.calls(*WRAPPERS) if last_name(one.func) != "initialize" or _of_deepspeed(one)]
+    found = _of_libraries(program.calls(*WRAPPERS))
     return [one for one in found if program.runs(one)] or found
 
 
-def _of_deepspeed(call: ast.Call) -> bool:
-    return ast.unparse(call.func) in ("deepspeed.initialize", "ds.initialize")
+def _of_libraries(calls: Sequence[ast.Call]) -> list[ast.Call]:
+    names = ("deepspeed.initialize", "ds.initialize")
+    return [one for one in calls if last_name(one.func) != "initialize" or ast.unparse(one.func) in names]
 
 
 def loop_of(program: Running) -> dict[str, Any]:
@@ -299,7 +300,7 @@ def _steps(program: Running) -> Any:
         parts = [part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
         steps = parts and (isinstance(one.body[-1], ast.Continue) or any(map(_updates, one.body)))
         if steps and program.may_run(one.test):
-            return _number([program.value(parts[0].right)])
+            return _first([program.value(parts[0].right)])
     for loop in (node for node in nodes if isinstance(node, ast.For)):
         if ".backward(" in ast.unparse(loop) and not _updates(loop) and program.may_run(loop.iter):
             filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
@@ -308,7 +309,7 @@ def _steps(program: Running) -> Any:
             ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
                      and "loss" in ast.unparse(part.left)]  # fmt: skip
             ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
-            return _number([program.value(one) for one in ends])
+            return _first([program.value(one) for one in ends])
     return gap([STEPS]) if any("accum" in one.lower() for one in program.names_used()) else 1
 
 
@@ -316,7 +317,7 @@ def _updates(node: ast.AST) -> bool:
     return re.search(r"\b(optim\w*|opt|scaler|engine|model\w*)\.step\(", ast.unparse(node)) is not None
 
 
-def _number(values: Sequence[Any]) -> Any:
+def _first(values: Sequence[Any]) -> Any:
     return next((one for one in values if isinstance(one, int)), gap([STEPS]))
 
 
@@ -327,11 +328,11 @@ def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
 def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool) -> None:
     """Raises PlannerError for a loop whose step or whose degrees are others than those of one language model under data parallel,
     or which is none."""
-    every = Script.calls(program, *WRAPPERS)
+    every = _of_libraries(Script.calls(program, *WRAPPERS))
     if not wraps:
         tests = dict.fromkeys(ast.unparse(test)[:80] for one in every[:1] for test in program.conditions(one))
-        why = f"{last_name(every[0].func)} runs under {' and '.join(tests)}, which its options do not meet" if tests else ""
-        raise PlannerError(f"{program.path}: {why or 'nothing wraps a model here'}")
+        why = f"runs under {' and '.join(tests)}, which its options do not meet: --set them" if tests else "wraps no model here"
+        raise PlannerError(f"{program.path}: {last_name(every[0].func) if every else 'it'} {why}")
     own = _own(program, wraps)
     other = next((one for one in program.names_used() if OTHER_STEPS.fullmatch(one)), None)
     if not program.calls("backward"):
