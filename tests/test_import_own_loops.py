@@ -201,8 +201,9 @@ def test_what_the_model_is_handed_to_is_noted(tmp_path: Path) -> None:
     assert "model is handed to Surrounded" in " ".join(found.notes)
 
 
-def test_checkpointing_by_torch(tmp_path: Path) -> None:
-    assert looped(tmp_path, LAYERED, before="apply_activation_checkpointing(model, check_fn=is_layer)").fields["recompute"] == 2
+@pytest.mark.parametrize("call", ["apply_activation_checkpointing(model, check_fn=is_layer)", "own.apply_fsdp_checkpointing(model)"])
+def test_checkpointing_by_torch(tmp_path: Path, call: str) -> None:
+    assert looped(tmp_path, LAYERED, before=call).fields["recompute"] == 2
 
 
 def test_a_command_starts_such_a_loop(tmp_path: Path) -> None:
@@ -211,6 +212,16 @@ def test_a_command_starts_such_a_loop(tmp_path: Path) -> None:
     found = read(written(tmp_path, "torchrun --nproc_per_node 8 loop.py --accumulate 2\n", "run.sh"), None, Given())
     assert (asked_for(found), found.precision, found.fields["zero"]) == ([], "bf16", 3)
     assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (4, 2)
+
+
+def test_a_command_hands_its_options_to_the_configuration_of_an_engine(tmp_path: Path) -> None:
+    """Its precision was asked for, and its passes were those of nobody."""
+    config = "{'train_micro_batch_size_per_gpu': 2, 'bf16': {'enabled': True}, 'zero_optimization': {'stage': args.zero_stage}}"
+    more = 'parser.add_argument("--zero_stage", type=int, default=0)\nparser = deepspeed.add_config_arguments(parser)\nargs ='
+    looped(tmp_path, ENGINED.replace("CONFIG", config), passes=ENGINE_PASS)
+    written(tmp_path, (tmp_path / "loop.py").read_text().replace("args =", more), "loop.py")
+    found = read(written(tmp_path, "deepspeed --num_gpus 8 loop.py --deepspeed --zero_stage 3\n", "run.sh"), None, Given())
+    assert (asked_for(found), found.precision, found.fields["zero"], found.fields["micro_batch_size"]) == ([], "bf16", 3, 4)
 
 
 def test_a_trainer_goes_before_its_wrapper(tmp_path: Path) -> None:

@@ -101,8 +101,10 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
         own |= cut_length(code)
-    if "wrapped" in own and isinstance(own[STEPS], int):
+    if "wrapped" in own and isinstance(own.get(STEPS), int):
         given.asked |= {one for one in given.data if "accum" in one}
+    if given.data.get("deepspeed") is True and isinstance(own.get("deepspeed"), Mapping):  # made by the program, as its options say
+        given.data = {name: value for name, value in given.data.items() if name != "deepspeed"}
     if shards_itself(file) and "wrapped" not in own:
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):

@@ -10,11 +10,11 @@ from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of,
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import UNNAMED, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
-from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 
 WRAPPERS = {"FullyShardedDataParallel": "fsdp1", "FSDP": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp",
@@ -91,8 +91,10 @@ def _of_layers(program: Running) -> dict[str, Any]:
         if getattr(put.targets[0], "attr", "") == "gradient_checkpointing" and program.may_run(put.value):
             on = program.value(put.value)
             found["gradient_checkpointing"] = on if isinstance(on, bool) else gap(["gradient_checkpointing"])
-    layers = [one for one in program.calls("checkpoint_wrapper") if _in_a_loop(program, one)]
-    for name, made in (("gradient_checkpointing", [*program.calls("apply_activation_checkpointing"), *layers]),
+    named = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)} - {*program.functions}
+    layers = program.calls(*(one for one in named if re.fullmatch(r"(apply|enable)_\w*checkpoint\w*", one)))
+    layers += [one for one in program.calls("checkpoint_wrapper") if _in_a_loop(program, one)]
+    for name, made in (("gradient_checkpointing", layers),
                        ("activation_offloading", program.calls("offload_wrapper", "save_on_cpu"))):  # fmt: skip
         if made:
             found[name] = True if any(map(program.runs, made)) else gap([name])
@@ -268,7 +270,8 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
         elif (said := program.said.setting(name)) is not None:
             yield name, value_of(said)
         elif DECIDING.fullmatch(name):
-            questions.append(Question(name=name, about="of the configuration of DeepSpeed that the program makes"))
+            named = next((root for root in roots(one) if root != UNNAMED), name)
+            questions.append(Question(name=named, about=f"{name} of the configuration of DeepSpeed that the program makes"))
 
 
 def _batch(program: Running) -> Any:
