@@ -201,7 +201,7 @@ def test_what_the_model_is_handed_to_is_noted(tmp_path: Path) -> None:
     assert "model is handed to Surrounded" in " ".join(found.notes)
 
 
-@pytest.mark.parametrize("call", ["apply_activation_checkpointing(model, check_fn=is_layer)", "own.apply_fsdp_checkpointing(model)"])
+@pytest.mark.parametrize("call", ["apply_activation_checkpointing(model, check_fn=is_layer)", "own.apply_checkpointing(model)"])
 def test_checkpointing_by_torch(tmp_path: Path, call: str) -> None:
     assert looped(tmp_path, LAYERED, before=call).fields["recompute"] == 2
 
