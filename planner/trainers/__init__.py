@@ -12,6 +12,7 @@ WRITES    of bundle.target.STORED: facts about memory that its configuration say
 OPTIONS   of the trainer (profiles/trainer_options.yaml) that its configuration says
 NO_WORD   optimizers and precisions of those trainers that the target refuses on purpose
 READ_FIRST its form is tried before the others: words of another trainer stand in it
+READ_LAST its form is tried after the others: its words stand in files of theirs
 FORM      endings of its configuration files, and an expression that stands in them
 """
 

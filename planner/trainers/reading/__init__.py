@@ -35,7 +35,7 @@ from planner.trainers.reading.workflows import script_of
 def read(path: Path, name: str | None = None, given: Given | None = None) -> Reading:
     """The configuration in a file, by the named reader or by the first that knows its form; ``given`` is what the user says
     beside it. Raises PlannerError."""
-    readers = dict(sorted(having("readback").items(), key=lambda one: not getattr(one[1], "READ_FIRST", False)))
+    readers = dict(sorted(having("readback").items(), key=lambda one: _place(one[1])))
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, [*readers, *SERVERS])
     path = script_of(path) or path
@@ -69,7 +69,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if (not fits or (fits[0] == "llama-factory" and not OF_LLAMA_FACTORY.search(whole))) and starts_a_trainer(path, whole or cells):
         fits = ["transformers"]
     alone = path.suffix == ".py" and "__main__" in text and trains_with(text) is None
-    if not fits and alone and load("trl", "readback").in_modules(path):
+    if set(fits) <= {"pytorch"} and alone and load("trl", "readback").in_modules(path):
         fits = ["trl"]
     if name or fits:
         try:
@@ -91,6 +91,11 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
         raise PlannerError(f"{path}: a program of {trained}, of whose programs this one is not read; 'plan estimate' takes its job")
     raise PlannerError(f"{path}: looks like no configuration of {', '.join([*readers, *SERVERS])}; say which with --from")
+
+
+def _place(reader: object) -> tuple[bool, bool]:
+    """What its form is tried after: those that say READ_FIRST, and before those that say READ_LAST."""
+    return not getattr(reader, "READ_FIRST", False), getattr(reader, "READ_LAST", False)
 
 
 IN_A_FILE = re.compile(r"^(model_name_or_path|per_device_train_batch_size)\s*:.*", re.MULTILINE)

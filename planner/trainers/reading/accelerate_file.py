@@ -119,7 +119,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     alone = ", not needed with --gpus 1" * (given.said is not None and given.said.num_gpus is None)
     about = f"the configuration of accelerate that launches it{alone}; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
-    split = _parallelism(given) if isinstance(given.data.get("parallelism_config"), Mapping) else {}
+    split = _parallelism(given) if isinstance({**given.usual, **given.data}.get("parallelism_config"), Mapping) else {}
     return dataclasses.replace(found or Sharding(), fields={**(found.fields if found else {}), **split}), asked
 
 

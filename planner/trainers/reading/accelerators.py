@@ -12,7 +12,7 @@ from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 
 STEPS = "gradient_accumulation_steps"
-OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev")
+OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev(?!ice)")
 """Words of data that nothing is trained on."""
 
 
@@ -25,7 +25,7 @@ def of_loop(program: Running) -> dict[str, Any]:
     words = program.keywords(made[0])
     plugin = next((program.keywords(one) for one in program.calls("GradientAccumulationPlugin")), {})
     steps = plugin.get("num_steps", words.get(STEPS))
-    found: dict[str, Any] = {"accelerate_loop": True, STEPS: gap([STEPS]) if isinstance(steps, str) else steps}
+    found: dict[str, Any] = {"own_loop": True, STEPS: gap([STEPS]) if isinstance(steps, str) else steps}
     found["sync_each_batch"] = plugin.get("sync_each_batch")
     spread = any(one.startswith("**") for one in words)
     word = words.get("mixed_precision", gap(["bf16"]) if spread else None)
@@ -33,9 +33,9 @@ def of_loop(program: Running) -> dict[str, Any]:
     split = [words, *(program.keywords(one) for one in program.calls("DataLoaderConfiguration"))]
     found["split_batches"] = True if any(one.get("split_batches") is True for one in split) else None
     found |= _of_plugins(program, words)
-    data = [one for one in program.calls("DataLoader") if OTHER_DATA.search(ast.unparse(one).lower()) is None]
-    found[BATCH] = next((one for call in data if isinstance(one := program.keywords(call).get("batch_size"), int)), None)
-    found["optim"] = _optimizer(program)
+    sizes = (program.keywords(one).get("batch_size") for one in loaders_of(program))
+    found[BATCH] = next((one for one in sizes if isinstance(one, int)), None)
+    found["optim"] = optimizer_of(program)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -62,9 +62,17 @@ def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
     return {"fsdp": "auto_wrap", "fsdp_config": config}
 
 
-def _optimizer(program: Running) -> str | None:
+def loaders_of(program: Running) -> list[ast.Call]:
+    """Loaders of data that is trained on."""
+    return [one for one in program.calls("DataLoader") if OTHER_DATA.search(ast.unparse(one).lower()) is None]
+
+
+def optimizer_of(program: Running) -> str | None:
     """The optimizer that a loop makes of weights; a gap where several may be meant that keep other states."""
     names = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}
     made = program.calls(*(one for one in names if one.lower() in OPTIMIZERS and one[:1].isupper()))
-    kinds = {OPTIMIZERS[last_name(one.func).lower()] for one in made}
-    return None if not kinds else gap(["optim"]) if len(kinds) > 1 else last_name(made[0].func).lower()
+    names = {last_name(one.func).lower() for one in made}
+    if not names:  # under another name: optimizer_class = DeepSpeedCPUAdam if args.offload else FusedAdam
+        names = {one.lower() for one in program.names_used() if one.lower() in OPTIMIZERS and one[:1].isupper()}
+    kinds = {OPTIMIZERS[one] for one in names}
+    return None if not kinds else gap(["optim"]) if len(kinds) > 1 else min(names)

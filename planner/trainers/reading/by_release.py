@@ -42,6 +42,16 @@ EMBEDDING_STATES = (4, 52)
 """Version of transformers that keeps them so; before, it looks for a class by another name.  [trainer.py: create_optimizer]"""
 
 
+WHOLE = (
+    "its loop wraps the model as one unit: every GPU gathers all weights at once and keeps their gradients whole, priced layer by "
+    "layer: time and memory come out too low"
+)
+CASTS_EACH = (
+    "autocast over weights in fp32, which FSDP gathers and reduces as they are, priced in 16 bits: communication and a gathered "
+    "layer come out too small by half"
+)
+
+
 def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: str, adapters: bool) -> tuple[Question, ...]:
     """Puts the dtype of weights whose load says none, by the version of transformers; asks where that decides and is not known."""
     undated = given.flag(UNDATED) or EXAMPLES.search(script) is not None
@@ -55,6 +65,7 @@ def dtype_of_load(given: Settings, script: str, sharding: Sharding, precision: s
     if new is not None:
         given.usual = {**given.usual, "torch_dtype": "auto" if new else "float32"}
     brought = sharding.kind == "deepspeed" or (sharding.kind == "fsdp" and precision != "fp32")  # to fp32, but for frozen ones
+    brought = brought and not (sharding.kind == "fsdp" and "wrapped" in given.usual)  # torch's own leaves them as they are
     if new is not None or casts_all(sharding, precision) or (brought and not adapters):
         return ()
     about = "what its weights are loaded in: transformers 5 takes the dtype of the checkpoint, 4 takes float32"
@@ -82,7 +93,7 @@ def in_half(dtype: str, name: str) -> bool:
 
 def upcasts(given: Settings, mixed: bool) -> bool:
     """Whether FSDP trains weights in fp32 that were loaded in 16 bits; ``mixed`` precision is said."""
-    return mixed and newer(given.path, "accelerate", UPCASTS) is not False
+    return mixed and "wrapped" not in given.usual and newer(given.path, "accelerate", UPCASTS) is not False
 
 
 def of_wrapper(given: Settings, trainer: str, sharding: Sharding, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
@@ -91,6 +102,12 @@ def of_wrapper(given: Settings, trainer: str, sharding: Sharding, job: Reading, 
     kind, ranks = sharding.kind, job.fields.get("dp_shard") or job.fields.get("dp", 0)
     all_weights = total_parameters(spec) if spec is not None else 0.0
     each, shards = 2.0 if job.precision == "bf16_true" else 4.0, ranks if job.fields.get("zero") and ranks else 1
+    yield from given.usual.get("loop_notes", ())
+    wide = given.usual.get("casts_each") is True and kind == "fsdp" and job.precision != "bf16_true"
+    if given.usual.get("one_unit"):
+        yield f"{WHOLE}{_by(2 * (4.0 if wide or job.precision == 'fp32' else 2.0) * all_weights * (1 - 1 / shards))}"
+    if wide:
+        yield CASTS_EACH
     buffers = sharding.buffers * (4.0 if job.precision == "fp32" else 2.0)
     if kind == "deepspeed" and buffers > (1.0 * GIB + 2.0 * all_weights / shards) / 20:
         what = "buffers that DeepSpeed reduces gradients through (reduce_bucket_size) are not priced"
@@ -110,7 +127,7 @@ def of_wrapper(given: Settings, trainer: str, sharding: Sharding, job: Reading, 
         yield f"{what}, memory comes out too high{_by(each * all_weights / shards)}"
     eight = job.optimizer.endswith("adam_8bit") and re.search("torch|ao_", str(given.get("optim"))) is None
     since = newer(given.path, "transformers", EMBEDDING_STATES)
-    if eight and since is not False and kind == "ddp" and spec is not None and not given.usual.get("accelerate_loop"):
+    if eight and since is not False and kind == "ddp" and spec is not None and not given.usual.get("own_loop"):
         table = 6.0 * count_parameters(spec).input_embedding / shards
         if table > (1.0 * GIB + 2.0 * all_weights) / 50:
             only = "" if since else "; not so before transformers 4.52"
@@ -160,4 +177,4 @@ def syncs_each(given: Settings) -> bool:
     said = f"{given.data.get('accelerator_config')} sync_each_batch {given.usual.get('sync_each_batch')}"
     told = re.search(r"sync_each_batch\W+True", said) is not None
     deaf = newer(given.path, "transformers", DEAF[0]) is True and newer(given.path, "transformers", DEAF[1]) is False
-    return bool(given.usual.get("shards_itself")) or (told and (not deaf or bool(given.usual.get("accelerate_loop"))))
+    return bool(given.usual.get("shards_itself")) or (told and (not deaf or bool(given.usual.get("own_loop"))))

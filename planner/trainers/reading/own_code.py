@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import of_loop
+from planner.trainers.reading.accelerators import STEPS
 from planner.trainers.reading.derived import kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
@@ -45,6 +45,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.wrapped_loops import loop_of
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -71,7 +72,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
     code = _followed(file, {**usual, **given.data}, gpus)
-    own = {} if code is None else {**own_code(code, decided, by_rank), **of_loop(code)}
+    own = {} if code is None else {**own_code(code, decided, by_rank), **loop_of(code)}
+    given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
@@ -110,7 +112,11 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {**given.data, "gradient_checkpointing": gap(["gradient_checkpointing"])}
     if code is not None and cuts(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
         own |= cut_length(code)
-    if shards_itself(file):
+    if "wrapped" in own and isinstance(own.get(STEPS), int):
+        given.asked |= {one for one in given.data if "accum" in one}
+    if given.data.get("deepspeed") is True and isinstance(own.get("deepspeed"), Mapping):  # made by the program, as its options say
+        given.data = {name: value for name, value in given.data.items() if name != "deepspeed"}
+    if shards_itself(file) and "wrapped" not in own:
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
@@ -132,14 +138,14 @@ def _trains_all(program: Program) -> bool:
     loads = model_loads(program)
     makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
     trains = bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
-    return trains and not any(_is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
+    return trains and not any(is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
 
 
 WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
 """Functions of libraries that give a model back as it was trained before."""
 
 
-def _is_handed_on(program: Program, put: ast.Assign) -> bool:
+def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
     """Whether a model is what a function makes of it that is neither in the project nor known."""
     held, made = put.targets[0], put.value
     if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):

@@ -167,9 +167,9 @@ def own_optimizer(script: Running, trainers: Sequence[ast.Call]) -> str | None:
         names = [ast.unparse(place) for place, value in puts if value is call]
         set_on = ((one, value) for one, value in puts if isinstance(one, ast.Attribute) and ast.unparse(one.value) in names)
         words |= {one.attr: value for one, value in set_on}
-        pair = _held(script, next((words[one] for one in BY_HAND if one in words), None))
+        pair = held_by(script, next((words[one] for one in BY_HAND if one in words), None))
         first = pair.elts[0] if isinstance(pair, ast.Tuple | ast.List) and pair.elts else pair
-        first = _held(script, first)
+        first = held_by(script, first)
         if first is not None and not (isinstance(first, ast.Constant) and first.value is None):
             return _named(last_name(first.func if isinstance(first, ast.Call) else first))
         for _, method in methods_of(lineage(last_name(call.func), classes_of(script.tree))[0], MAKES_OPTIMIZER):
@@ -184,7 +184,7 @@ def _named(name: str) -> str:
     return name.lower() if name.lower() in OPTIMIZERS else gap(["optim"])
 
 
-def _held(script: Running, node: ast.expr | None) -> ast.expr | None:
+def held_by(script: Running, node: ast.expr | None) -> ast.expr | None:
     """What a name holds, by its last assignment in the text."""
     if not isinstance(node, ast.Name):
         return node

@@ -83,7 +83,8 @@ def cut_length(script: Script) -> dict[str, Any]:
         cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
     if not cut:  # what a class or function of the script is given for it
         own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef | ast.FunctionDef)}
-        every = (script.keywords(call).get(name) for call in script.calls(*own) for name in LENGTH_NAMES)
+        may = [one for one in script.calls(*own) if any(word.arg in (None, *LENGTH_NAMES) for word in one.keywords)]
+        every = (words.get(name) for words in map(script.keywords, may) for name in LENGTH_NAMES)
         cut = [one for one in every if isinstance(one, int) and one > 1]
     if not cut:
         cut = [value for one in length_options(script) if isinstance(value := script.value(one), int) and value > 1]
@@ -147,6 +148,8 @@ def turned(script: Running, load: ast.Call) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for call in script.calls(*TURNED, "to"):
         inner = _inner(call.func, load)
+        if any(isinstance(one, ast.Call) and getattr(one.func, "id", "") in holds for one in ast.walk(call.func)):
+            continue  # what a pass of the model gives: model(**batch).loss.float()
         if inner is not load and not _holds(inner, holds, flow, call, load):
             continue
         named = _turns_into(script, call)

@@ -204,7 +204,7 @@ def _steps(given: Settings, sharding: Sharding) -> int:
     """Forward passes per step; Megatron of accelerate has its own number of them, whatever else is said, and so has DeepSpeed in a
     loop of the program's own.  [accelerate, utils/dataclasses.py: MegatronLMPlugin; accelerator.py: _prepare_deepspeed]"""
     said = given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1)
-    counts = sharding.kind == "megatron" or (sharding.kind == "deepspeed" and given.usual.get("accelerate_loop"))
+    counts = sharding.kind == "megatron" or (sharding.kind == "deepspeed" and given.usual.get("own_loop"))
     return sharding.accumulation or said if counts else said
 
 

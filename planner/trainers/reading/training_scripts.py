@@ -113,7 +113,7 @@ def settings_of(
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= lengths.said(script, notes)
-    _put_checkpointing(script, said, data, unsloth)
+    put_checkpointing(script, said, data, unsloth)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     _require_adapters(path, said, data)
@@ -149,7 +149,7 @@ def _said_by(script: Running, call: ast.Call, unsloth: bool) -> dict[str, Any]:
     return {name: value for name, value in words.items() if name not in _OBJECTS and (value is not None or name in whole)}
 
 
-def _put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
+def put_checkpointing(script: Running, said: Given, data: dict[str, Any], unsloth: bool) -> None:
     """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
     own = "activation_offloading" in data or script.calls("TrainingArguments")  # else PEFT's, or loaded ones
     if unsloth and ("use_peft" not in data or not own):  # its trainer goes by its own arguments, whose default differs by version

@@ -1,0 +1,234 @@
+"""Loops that people write over torch's FSDP, FSDP2 and DDP and over DeepSpeed's engine: 'plan import loop.py' knew none of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from import_files import asked_for, written
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+LOOP = """
+import argparse, functools, torch, deepspeed
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy, CPUOffload, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, CPUOffloadPolicy
+from torch.nn.parallel import DistributedDataParallel as DDP
+from transformers import AutoModelForCausalLM, AutoTokenizer
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size_per_device", type=int, default=4)
+parser.add_argument("--accumulate", type=int, default=8)
+parser.add_argument("--ds_config")
+args = parser.parse_args()
+tokenizer = AutoTokenizer.from_pretrained("meta-llama/Llama-3.1-8B")
+rows = [tokenizer(one, truncation=True, max_length=2048) for one in texts]
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype=torch.DTYPE)
+policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
+BEFORE
+WRAP
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+loader = torch.utils.data.DataLoader(rows, batch_size=args.batch_size_per_device)
+held_out = torch.utils.data.DataLoader(eval_rows, batch_size=64)
+for step, batch in enumerate(loader):
+    PASS
+"""
+PLAIN = """loss = model(**batch).loss.float()
+    loss.backward()
+    optimizer.step()"""
+SUMMED = """loss = model(**batch).loss / args.accumulate
+    loss.backward()
+    if (step + 1) % args.accumulate == 0:
+        optimizer.step()"""
+LAYERED = "model = FSDP(model, auto_wrap_policy=policy, WORDS)"
+MIXED = "mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"
+ENGINE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
+          "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}  # fmt: skip
+
+
+def looped(tmp_path: Path, wrap: str, words: str = "", passes: str = PLAIN, dtype: str = "bfloat16", before: str = "") -> Reading:
+    """The reading of a loop that wraps its model so."""
+    text = LOOP.replace("WRAP", wrap).replace("WORDS", words).replace("DTYPE", dtype).replace("PASS", passes)
+    return read(written(tmp_path, text.replace("BEFORE", before), "loop.py"), None, Given(num_gpus=8))
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype", "fields", "precision", "reduces"),
+    [(MIXED, "float32", {"zero": 3, "micro_batch_size": 4, "num_microbatches": 1}, "bf16", "bf16"),
+     (MIXED, "bfloat16", {"zero": 3}, "bf16_true", "bf16"),
+     ("", "float32", {"zero": 3}, "fp32", ""),
+     ("mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)", "float32", {}, "bf16", "fp32"),
+     ("sharding_strategy=ShardingStrategy.SHARD_GRAD_OP", "bfloat16", {"zero": 2}, "bf16_true", "bf16"),
+     ("sharding_strategy=ShardingStrategy.NO_SHARD", "bfloat16", {"zero": 0}, "bf16_true", "bf16"),
+     ("cpu_offload=CPUOffload(offload_params=True)", "bfloat16", {"offload_parameters": 1}, "bf16_true", "bf16")],
+)  # fmt: skip
+def test_fsdp_says_how_it_splits(
+    tmp_path: Path, words: str, dtype: str, fields: dict[str, int], precision: str, reduces: str
+) -> None:
+    """Weights of torch's own FSDP keep the dtype that they are loaded in, which accelerate brings to fp32."""
+    found = looped(tmp_path, LAYERED, words, dtype=dtype)
+    assert (asked_for(found), found.precision, found.sequence_length) == ([], precision, 2048)
+    assert fields.items() <= found.fields.items() and found.trainer == "fsdp" + f"+reduce_dtype={reduces}" * bool(reduces)
+    assert "one unit" not in " ".join(found.notes) and "FSDP, line" in " ".join(found.notes)
+
+
+def test_a_model_of_one_unit_is_noted(tmp_path: Path) -> None:
+    assert "as one unit: every GPU gathers all weights at once" in " ".join(looped(tmp_path, "model = FSDP(model)").notes)
+
+
+@pytest.mark.parametrize(("passes", "steps", "last"), [
+    (PLAIN, 1, False), (SUMMED, 8, False),
+    (SUMMED.replace("loss.backward()", "with model.no_sync():\n        loss.backward()"), 8, True),
+    ("for part in batch:\n        (model(**part).loss / 3).backward()\n    optimizer.step()", 3, False),
+    ("parts = []\n    for _ in range(5):\n        parts.append(next(rows))\n    for one in parts:\n"
+     "        model(**one).loss.backward()\n    optimizer.step()", 5, False),
+    ("for _ in range(args.accumulate):\n        model(**batch).loss.backward()\n    optimizer.step()", 8, False),
+])  # fmt: skip
+def test_passes_of_a_step(tmp_path: Path, passes: str, steps: int, last: bool) -> None:
+    found = looped(tmp_path, LAYERED, MIXED, passes)
+    assert (found.fields["num_microbatches"], "gradient_sync=last" in found.trainer) == (steps, last)
+
+
+def test_passes_that_are_not_understood_are_asked_for(tmp_path: Path) -> None:
+    assert asked_for(looped(tmp_path, LAYERED, MIXED, "loss = accumulated(model, batch)\n    loss.backward()")) == [
+        "gradient_accumulation_steps"
+    ]
+
+
+LAYERS = "words = {}\nwords['mp_policy'] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)\n" + (
+    "for layer in model.modules():\n    if isinstance(layer, LlamaDecoderLayer):\n        fully_shard(layer, **words)\n"
+)
+
+
+@pytest.mark.parametrize(("wrap", "zero", "one"), [
+    (f"{LAYERS}fully_shard(model, **words)", 3, False), ("fully_shard(model)", 3, True),
+    (LAYERS.replace("**words", "**words, reshard_after_forward=False"), 2, False),
+])  # fmt: skip
+def test_fully_shard(tmp_path: Path, wrap: str, zero: int, one: bool) -> None:
+    found = looped(tmp_path, wrap)
+    assert (found.fields["zero"], "one unit" in " ".join(found.notes)) == (zero, one)
+    assert one or found.trainer == "fsdp+reduce_dtype=fp32"
+
+
+def test_a_mesh_of_groups_and_one_of_other_degrees(tmp_path: Path) -> None:
+    mesh = "mesh = init_device_mesh('cuda', (4, 2), mesh_dim_names=('replicate', 'shard'))\nfully_shard(model, mesh=mesh)"
+    assert looped(tmp_path, mesh).fields["dp_shard"] == 2
+    with pytest.raises(PlannerError, match="a mesh of dp, ep, whose degrees are not read; say its layout by flags: plan estimate"):
+        looped(tmp_path, mesh.replace("'replicate', 'shard'", "'dp', 'ep'"))
+
+
+CAST = """with torch.autocast('cuda', dtype=torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()"""
+
+
+@pytest.mark.parametrize(("passes", "dtype", "precision"), [
+    (PLAIN, "bfloat16", "bf16_true"), (PLAIN, "float32", "fp32"), (CAST, "float32", "bf16"),
+    (CAST.replace(", dtype=torch.bfloat16", ""), "float32", "fp16"),
+])  # fmt: skip
+def test_ddp_and_autocast(tmp_path: Path, passes: str, dtype: str, precision: str) -> None:
+    found = looped(tmp_path, "model = DDP(model)", passes=passes, dtype=dtype)
+    assert (asked_for(found), found.precision, found.fields["zero"]) == ([], precision, 0)
+
+
+def test_autocast_over_fsdp_in_fp32_is_noted(tmp_path: Path) -> None:
+    assert "autocast over weights in fp32" in " ".join(looped(tmp_path, LAYERED, "", CAST, "float32").notes)
+    assert "autocast over weights" not in " ".join(looped(tmp_path, LAYERED, "", CAST).notes)
+
+
+def test_passes_of_ddp_without_no_sync_are_noted(tmp_path: Path) -> None:
+    assert "reduces gradients in every pass" in " ".join(looped(tmp_path, "model = DDP(model)", passes=SUMMED).notes)
+
+
+ENGINED = "model, _, _, _ = deepspeed.initialize(model=model, config=CONFIG, optimizer=torch.optim.AdamW(model.parameters()))"
+ENGINE_PASS = "loss = model(**batch).loss\n    model.backward(loss)\n    model.step()"
+
+
+@pytest.mark.parametrize("form", ["literal", "file", "open"])
+def test_deepspeed_initialize(tmp_path: Path, form: str) -> None:
+    """The batch of the loader counts before that of the JSON; the passes of a step are the engine's."""
+    written(tmp_path, json.dumps(ENGINE), "ds.json")
+    config = {"literal": repr(ENGINE), "file": "'ds.json'", "open": "args.ds_config"}[form]
+    wrap = ENGINED.replace("CONFIG", config)
+    found = looped(tmp_path, wrap, passes=ENGINE_PASS)
+    wanted = {"zero": 3, "micro_batch_size": 4, "num_microbatches": 4, "offload_optimizer": 100}
+    if form == "open":
+        assert asked_for(found) == ["deepspeed"]
+        return
+    assert (asked_for(found), found.trainer, found.precision) == ([], "deepspeed", "bf16")
+    assert wanted.items() <= found.fields.items()
+
+
+def test_a_loader_of_the_engine_has_its_batch(tmp_path: Path) -> None:
+    """training_data: the loader that stands in the program is not used."""
+    wrap = ENGINED.replace("CONFIG", f"{ENGINE!r}, training_data=rows")
+    assert looped(tmp_path, wrap, passes=ENGINE_PASS).fields["micro_batch_size"] == 2
+
+
+def test_what_is_put_into_the_configuration_of_an_engine_counts(tmp_path: Path) -> None:
+    """Of a file that is loaded too; the last key of each is asked for where its condition is not known."""
+    written(tmp_path, json.dumps(ENGINE), "ds.json")
+    put = "import json\nconfig = json.load(open('ds.json'))\nconfig['zero_optimization']['stage'] = 2\n"
+    put += "config['gradient_accumulation_steps'] = 16"
+    found = looped(tmp_path, ENGINED.replace("CONFIG", "config"), passes=ENGINE_PASS, before=put)
+    assert (asked_for(found), found.fields["zero"], found.fields["num_microbatches"]) == ([], 2, 16)
+    found = looped(tmp_path, ENGINED.replace("CONFIG", "config"), passes=ENGINE_PASS, before=f"{put}\nif here():\n    "
+                   "config['zero_optimization']['stage'] = 3")  # fmt: skip
+    assert asked_for(found) == ["stage"]
+
+
+def test_an_engine_without_half_precision_computes_in_fp32(tmp_path: Path) -> None:
+    """[runtime/engine.py: _configure_distributed_model: self.module.float()]"""
+    found = looped(tmp_path, ENGINED.replace("CONFIG", "{'train_micro_batch_size_per_gpu': 2, 'zero_optimization': {'stage': 1}}"))
+    assert (found.precision, found.fields["zero"]) == ("fp32", 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "wrap", "sentence"),
+    [("ref_model = load()", "model = DDP(model)", r"\(DDP, line \d+\) runs other models or another step beside it \(ref_model\)"),
+     ("model = parallelize_module(model)", "model = DDP(model)", "splits the model by parallelize_module"),
+     ("", "if args.ds_config:\n    model = DDP(model)", "DDP runs under args.ds_config, which its options do not meet")],
+)  # fmt: skip
+def test_what_is_not_read_is_named(tmp_path: Path, before: str, wrap: str, sentence: str) -> None:
+    with pytest.raises(PlannerError, match=sentence):
+        looped(tmp_path, wrap, before=before)
+
+
+def test_what_the_model_is_handed_to_is_noted(tmp_path: Path) -> None:
+    found = looped(tmp_path, "model = DDP(model)", before="model = Surrounded(model)")
+    assert "model is handed to Surrounded" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize("call", ["apply_activation_checkpointing(model, check_fn=is_layer)", "own.apply_checkpointing(model)"])
+def test_checkpointing_by_torch(tmp_path: Path, call: str) -> None:
+    assert looped(tmp_path, LAYERED, before=call).fields["recompute"] == 2
+
+
+def test_a_command_starts_such_a_loop(tmp_path: Path) -> None:
+    """How it splits and what it computes in were asked for."""
+    looped(tmp_path, LAYERED, MIXED, SUMMED, "float32")
+    found = read(written(tmp_path, "torchrun --nproc_per_node 8 loop.py --accumulate 2\n", "run.sh"), None, Given())
+    assert (asked_for(found), found.precision, found.fields["zero"]) == ([], "bf16", 3)
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (4, 2)
+
+
+def test_a_command_hands_its_options_to_the_configuration_of_an_engine(tmp_path: Path) -> None:
+    """Its precision was asked for, and its passes were those of nobody."""
+    config = "{'train_micro_batch_size_per_gpu': 2, 'bf16': {'enabled': True}, 'zero_optimization': {'stage': args.zero_stage}}"
+    more = 'parser.add_argument("--zero_stage", type=int, default=0)\nparser = deepspeed.add_config_arguments(parser)\nargs ='
+    looped(tmp_path, ENGINED.replace("CONFIG", config), passes=ENGINE_PASS)
+    written(tmp_path, (tmp_path / "loop.py").read_text().replace("args =", more), "loop.py")
+    found = read(written(tmp_path, "deepspeed --num_gpus 8 loop.py --deepspeed --zero_stage 3\n", "run.sh"), None, Given())
+    assert (asked_for(found), found.precision, found.fields["zero"], found.fields["micro_batch_size"]) == ([], "bf16", 3, 4)
+
+
+def test_a_trainer_goes_before_its_wrapper(tmp_path: Path) -> None:
+    """A file with a trainer stays that of its reader."""
+    text = "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n" + (
+        "model = DDP(AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-7B', torch_dtype='bfloat16'))\n"
+        "Trainer(model=model, args=TrainingArguments('out', per_device_train_batch_size=2, bf16=True)).train()\n"
+    )
+    found = read(written(tmp_path, text, "tune.py"), None, Given(num_gpus=8, settings={"fsdp": "no_shard"}))
+    assert found.fields["micro_batch_size"] == 2 and "the training loop" not in " ".join(found.notes)
