@@ -85,26 +85,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         about = f"{code.path.name} builds {name} of its project, whose layers its arguments do not tell; the nearest preset"
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
-        trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
-        given.told = passed_over(code, trainers, SIZES)
-        single = () if own.get("use_bnb_nested_quant", True) else DOUBLED  # its command may say what it hands to nobody
-        parts = parts_of(code, trainers, model_loads(code))
-        single = (*single, "use_liger") if of_own_switch(code, parts) else single
-        usual = {name: value for name, value in usual.items() if name not in single}
-        data = {name: value for name, value in given.data.items() if name not in single}
-        given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
-        given.late += other_sizes(code, given.said) if given.said is not None else []
-        built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
-        derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
-        built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
-        given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
-        lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
-        here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
-        loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
-        given.attention_put = attention_put(code, model_loads(code))
-        given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
-        if "gradient_checkpointing" in given.data and _checkpoints(code):
-            given.data = {**given.data, "gradient_checkpointing": True}
+        usual = _take_calls(given, code, file, usual, bool(own.get("use_bnb_nested_quant", True)))
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
     elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
@@ -124,6 +105,32 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     replaced = of_parser(code) if code is not None and by_unsloth else {}
     given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[str, Any], nested: bool) -> dict[str, Any]:
+    """What the calls of a program make of its model and its trainer, whatever its command says; its defaults without those that it
+    hands to nobody. ``nested``: what it quantises with may be quantised again."""
+    trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
+    given.told = passed_over(code, trainers, SIZES)
+    single = () if nested else DOUBLED  # its command may say what it hands to nobody
+    parts = parts_of(code, trainers, model_loads(code))
+    single = (*single, "use_liger") if of_own_switch(code, parts) else single
+    usual = {name: value for name, value in usual.items() if name not in single}
+    data = {name: value for name, value in given.data.items() if name not in single}
+    given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
+    given.late += other_sizes(code, given.said) if given.said is not None else []
+    built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
+    derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
+    built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
+    given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
+    lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
+    here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
+    loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
+    given.attention_put = attention_put(code, model_loads(code))
+    given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
+    if "gradient_checkpointing" in given.data and _checkpoints(code):
+        given.data = {**given.data, "gradient_checkpointing": True}
+    return usual
 
 
 def _has_own_names(data: Mapping[str, Any]) -> bool:
