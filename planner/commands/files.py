@@ -135,8 +135,9 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
     fine-tuning: LLaMA-Factory, axolotl, TRL and transformers with what they name of accelerate and DeepSpeed, ms-swift, torchtune
     (also 'tune run'), LitGPT, NeMo AutoModel, NeMo-RL, verl, recipes of Megatron-Bridge and NeMo 2 with overrides, NeMo 1 and
     commands over its YAML, and Python scripts and notebooks that build a trainer of TRL, transformers or unsloth, or train in a
-    loop of their own over accelerate, FSDP or DDP of torch, or DeepSpeed's engine. A script is followed, not run: variables, defaults, arithmetic, branches. What decides time or memory and stands nowhere is asked for by
-    name, in one sentence. Settings that a plan does not hold are listed. What is said with flags goes before what is read.
+    loop of their own over accelerate, FSDP or DDP of torch, or DeepSpeed's engine. A script is followed, not run: variables,
+    defaults, arithmetic, branches. What decides time or memory and stands nowhere is asked for by name, in one sentence. Settings
+    that a plan does not hold are listed. What is said with flags goes before what is read.
 
     What starts a server becomes a serve plan: command lines and scripts of vLLM, SGLang and TensorRT-LLM with the files that they
     name, and Dynamo's DynamoGraphDeployment. What it does not say takes the engine's default; a benchmark in the same file says
