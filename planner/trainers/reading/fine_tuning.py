@@ -320,6 +320,9 @@ def _states(optimizer: str, notes: tuple[str, ...], trainer: str, where: str) ->
     PlannerError for one that it has not."""
     plain = optimizer.removeprefix("paged_")
     known = load_trainer(trainer).stored.optimizer_bytes
+    if plain == "muon" and plain not in known:
+        what = "muon keeps one state of a matrix where Adam, which is priced, has two: memory comes out too high by up to 4 bytes"
+        return "adam", (*notes, f"{what} for each weight that is trained")
     if plain not in known and optimizer not in known:
         raise PlannerError(f"{where}: optimizer {optimizer} is not modelled over {trainer}; {', '.join(known)} are")
     if optimizer in known or plain == optimizer:

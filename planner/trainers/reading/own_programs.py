@@ -34,6 +34,15 @@ def kind_of(path: Path, named: str, settings: Settings) -> str:
     return "transformers" if calls == frozenset(("Trainer",)) else trainer_kind(path, named)
 
 
+def in_one_process(found: Launch) -> tuple[str, ...]:
+    """Note about a command without a launcher that sees several GPUs.  [transformers, training_args.py: _setup_devices]"""
+    stated = found.num_gpus is not None or (found.sharding is not None and found.sharding.num_gpus is not None)
+    if stated or (found.visible or 1) < 2 or found.program == "trl":
+        return ()
+    what = "priced with one process per GPU; with device_map its layers lie over them, without it is torch's DataParallel"
+    return (f"one process sees {found.visible} GPUs: {what}",)
+
+
 def of_program(path: Path, found: Launch, settings: Settings, named: str, said: Given) -> Reading | None:
     """The job of a program that is there, of unsloth or without options; None = its options say it. Raises PlannerError."""
     program = program_file(path, named)

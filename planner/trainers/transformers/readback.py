@@ -11,7 +11,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.loading import BY_PEFT
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.own_programs import kind_of, of_program
+from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
 from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.settings_files import require_no_sections
@@ -53,13 +53,11 @@ def read(path: Path, said: Given) -> Reading:
         require_loop(path, found.program)
         _require_known_words(path, program, found)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
-    several = found.num_gpus is None and (found.sharding is None or found.sharding.num_gpus is None) and (found.visible or 1) > 1
-    notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     ours = program is not None and OF_TRL.search(read_text(program)) is not None
     kind = kind_of(path, found.program, settings)
     habits = UNSLOTH if kind == "unsloth" else replace(HABITS[kind if ours else "transformers"], own=True)
-    return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *notes))
+    return parse(settings, habits, gpus, found.sharding, found.program, (*found.notes, *in_one_process(found)))
 
 
 def _require_known_words(path: Path, file: Path | None, found: Launch) -> None:

@@ -13,7 +13,7 @@ from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
 from planner.trainers.reading.guides import guide, over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.own_programs import kind_of, of_program
+from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.shell.text import gap
@@ -71,7 +71,7 @@ def read(path: Path, said: Given) -> Reading:
     settings.data = dict(settings.data)
     split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
     habits, gpus = old or HABITS[kind_of(path, script, settings)], said.num_gpus or found.num_gpus
-    return parse(settings, habits, gpus, split, script, (*found.notes, *_of_own_model(path, script)))
+    return parse(settings, habits, gpus, split, script, (*found.notes, *in_one_process(found), *_of_own_model(path, script)))
 
 
 def _of_any_command(path: Path, said: Given) -> Reading:
