@@ -46,7 +46,9 @@ def test_what_the_pieces_of_a_loss_keep_is_said_where_it_is_much(tmp_path: Path,
     assert f"the pieces of the loss keep {held}" in " ".join(_tune(tmp_path, TUNE + more).notes)
     open_length = written(tmp_path, TUNE.replace("max_seq_len: 4096", "max_seq_len: null") + more, "open.yaml")
     assert f"the pieces of the loss keep {held}" in " ".join(read(open_length, None, Given(num_gpus=8, sequence_length=4096)).notes)
-    small = TUNE.replace("max_seq_len: 4096", "max_seq_len: 512")
+    older = TUNE.replace("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss") + more
+    assert ("and bf16 logits of all tokens" in " ".join(_tune(tmp_path, older).notes)) == (not more)
+    small = TUNE.replace("max_seq_len: 4096", "max_seq_len: 128")
     whole = TUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torch.nn.CrossEntropyLoss")
     for text in (small, whole):
         assert "pieces of the loss" not in " ".join(_tune(tmp_path, text + more).notes)
@@ -173,7 +175,7 @@ def test_a_third_state_and_states_in_eight_bits(tmp_path: Path) -> None:
 
 def test_tables_in_the_root_are_noted(tmp_path: Path) -> None:
     assert any("does not name tok_embeddings" in one for one in _tune(tmp_path, TUNE).notes)
-    short = TUNE.replace("max_seq_len: 4096", "max_seq_len: 512")
+    short = TUNE.replace("max_seq_len: 4096", "max_seq_len: 128")
     assert _tune(tmp_path, f"{short}custom_sharded_layers: [tok_embeddings, output]\n").notes == ()
 
 

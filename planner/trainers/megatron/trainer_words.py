@@ -12,7 +12,7 @@ from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.units import GIB
 from planner.workload import FP8_WEIGHTS
 
-FLASH = tuple(f"use_flash_attn{one}" for one in ("", "_v1", "_v2", "_triton", "_builder"))
+FLASH = tuple(f"use_flash_attn{one}" for one in ("", "_v1", "_v2", "_v3", "_triton", "_builder"))
 """Megatron-DeepSpeed's words for flash attention."""
 SINCE_2023 = ("swiglu", "num_key_value_heads", "sequence_parallel", *(f"use_flash_attn_{one}" for one in ("v1", "v2", "triton")))
 """Words that Megatron-DeepSpeed has since 2023, for layers that changed with them; BigScience's of 2022 has others."""

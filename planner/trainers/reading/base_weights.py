@@ -18,8 +18,9 @@ PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"
 """Of PEFT, the second before its version 0.10: what is neither int8 nor Params4bit becomes fp32.  [peft, utils/other.py]"""
 CAST = "casts_adapters"
 """What a program does that turns its adapters into bf16, and tables back into it."""
-STAY, AUTOCASTS = "adapters_stay_half", (0, 12)
-"""What a program says that has PEFT leave adapters as they are, and the version since which it makes them fp32 by itself."""
+STAY, AUTOCASTS, AS_BASE = "adapters_stay_half", (0, 12), (0, 6)
+"""What a program says that has PEFT leave adapters as they are, and the versions since which it makes them fp32 by itself, and
+gives them the dtype of their base: before it they are fp32, as torch makes them.  [peft, tuners/lora.py: update_layer]"""
 PARAMETERS = ("lora_target_parameters", "target_parameters")
 """Arguments that list tensors with adapters."""
 ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
@@ -193,7 +194,8 @@ def _early(given: Settings, job: Adapted) -> bool | None:
 
 def of_adapters(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dict[str, str], tuple[str, ...]]:
     """(options of the trainer, note) about adapters in half precision, where the version of TRL decides and is not known."""
-    stay = given.flag(STAY) or (newer(given.path, "peft", AUTOCASTS) is False and job.trainer in ("fsdp", "trl"))
+    half = newer(given.path, "peft", AUTOCASTS) is False and newer(given.path, "peft", AS_BASE) is not False
+    stay = given.flag(STAY) or (half and job.trainer in ("fsdp", "trl"))
     stay = job.frozen == "bf16" and (stay or given.data.get("peft_autocast_adapter_dtype") is False)
     said = given.data.get("lora_dtype") in ("bfloat16", "float16") and newer(given.path, "ms-swift", LORA_DTYPE)
     release = newer(given.path, "trl", since := IN_HALF_PAIRS if job.pairs else IN_HALF)

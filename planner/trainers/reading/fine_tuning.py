@@ -319,8 +319,8 @@ def _states(optimizer: str, notes: tuple[str, ...], trainer: str, where: str) ->
     """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others. Raises
     PlannerError for one that it has not."""
     plain = optimizer.removeprefix("paged_")
-    known = load_trainer(trainer).stored.optimizer_bytes
-    if plain == "muon" and plain not in known:
+    known = (own := load_trainer(trainer)).stored.optimizer_bytes
+    if plain == "muon" and plain not in known and own.code_base != "deepspeed":
         what = "muon keeps one state of a matrix where Adam, which is priced, has two: memory comes out too high by up to 4 bytes"
         return "adam", (*notes, f"{what} for each weight that is trained")
     if plain not in known and optimizer not in known:

@@ -120,10 +120,13 @@ TABLES = {"embed_tokens": r"(?<!output_)embed(?!_?out)|wte", "lm_head": r"lm_hea
 
 
 def beside_adapters(script: Running) -> list[str]:
-    """Tables that a program trains as a whole although it makes adapters: "lm_head" in name: param.requires_grad = True."""
+    """Tables that a program trains as a whole although it makes adapters: "lm_head" in name: param.requires_grad = True; not before
+    it makes them, as PEFT then freezes all else.  [peft, tuners/tuners_utils.py: _mark_only_adapters_as_trainable]"""
     found: list[str] = []
+    made = {script.home_of(one): one.lineno for one in script.calls("get_peft_model")}
     for _, value, place in _decided(script):
-        near = [*place, *script.conditions(value, met=True)[-1:]] if _trains(value) else []
+        behind = value.lineno > made.get(script.home_of(value), 0)
+        near = [*place, *script.conditions(value, met=True)[-1:]] if behind and _trains(value) else []
         words = [text for one in near if not re.search(r"\bnot\b", text := ast.unparse(one))]
         said = (str(script.value(part)) for one in near for part in ast.walk(one) if isinstance(part, ast.Attribute))
         words += [one for one in said if not is_open(one)]

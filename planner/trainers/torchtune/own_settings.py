@@ -44,6 +44,8 @@ LOSSES = {
     "DPOLoss": "", "RSOLoss": "", "IPOLoss": "",
 }  # fmt: skip
 """Losses by their classes: '' = in pieces as the trainer has it, or of DPO."""
+MUCH = 0.25
+"""GiB from which something is told: some percent of the smallest jobs."""
 PREFERENCES = ("DPOLoss", "RSOLoss", "IPOLoss")
 """Losses of pairs over a reference model."""
 
@@ -62,14 +64,15 @@ def loss_option(given: Settings) -> dict[str, str]:
     return {}
 
 
-def held_by_the_loss(trainer: str, tokens: int, model: ModelSpec | None) -> tuple[str, ...]:
-    """Note on what the losses of all pieces keep for the backward pass, where it is much: they are added up before it.
+def held_by_the_loss(given: Settings, trainer: str, tokens: int, model: ModelSpec | None) -> tuple[str, ...]:
+    """Note on what the losses of all pieces keep for the backward pass, where it is much: they are added up before it; the older
+    loss is given the bf16 logits of all pieces besides.
     [modules/loss; torch 2.13, saved tensors of F.cross_entropy, compiled and not]"""
-    compiled = "compile=on" in trainer
-    held = (2.0 if compiled else 4.0) * tokens * (model.vocab_size if model else 0) / GIB
-    if held < 1.0 or "loss=" in trainer:
+    compiled, older = "compile=on" in trainer, str(given.get("loss._component_")).endswith("CEWithChunkedOutputLoss")
+    held = (2.0 if compiled else 6.0 if older else 4.0) * tokens * (model.vocab_size if model else 0) / GIB
+    if held < MUCH or "loss=" in trainer:
         return ()
-    what = "bf16 logits" if compiled else "an fp32 log softmax"
+    what = "bf16 logits" if compiled else f"an fp32 log softmax{' and bf16 logits' * older}"
     return (f"the pieces of the loss keep {what} of all tokens until the backward pass: up to {held:.1f} GiB on top of the plan",)
 
 
@@ -79,7 +82,7 @@ def repeated_heads(trainer: str, tokens: int, model: ModelSpec | None) -> tuple[
     if model is None or model.is_mla or "compile=" in trainer:
         return ()
     more = 2.0 * tokens * model.num_layers * (model.num_heads / model.num_kv_heads - 1) * (model.key_size + model.value_size) / GIB
-    return (f"keys and values are kept once for every head: up to {more:.1f} GiB on top of the plan",) if more >= 0.5 else ()
+    return (f"keys and values are kept once for every head: up to {more:.1f} GiB on top of the plan",) if more >= MUCH else ()
 
 
 def compile_option(given: Settings, adapters: bool) -> dict[str, str]:

@@ -148,6 +148,7 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
     pairs = loss in own.PREFERENCES or "dpo" in called
     length, said = _length(given), given.said or Given()
     known, cut = model or said.spec(), said.sequence_length or length
+    tokens = micro * (cut or 0) // cp
     capped, kept = softcapped(known, micro, cut, bool(fields["recompute"]))
     trainer = _trainer(given, part, bool(kind), pairs, capped)
     return Reading(
@@ -158,7 +159,7 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
         notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1),
-               *kept, *own.held_by_the_loss(trainer, tokens := micro * (cut or 0) // cp, known),
+               *kept, *own.held_by_the_loss(given, trainer, 0 if pairs else tokens, known),
                *own.repeated_heads(trainer, 0 if fields["recompute"] else tokens, known),
                *_of_a_recipe(recipe), *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What the judging of draw 45 showed: optimizers, processes, adapters and losses said in passing. Short files of the same shape."""
+
+from pathlib import Path
+
+import pytest
+from import_files import written
+
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+MUON = """
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+dataset: notes
+template: llama3
+cutoff_len: 2048
+output_dir: out
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+use_muon: true
+bf16: true
+"""
+PROGRAM = """
+from dataclasses import dataclass, field
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+@dataclass
+class Words:
+    model_name_or_path: str = field(default="meta-llama/Llama-3.1-8B")
+    trained: str = field(default="embed,norm")
+def main():
+    words, arguments = HfArgumentParser((Words, {arguments})).parse_args_into_dataclasses()
+    model = AutoModelForCausalLM.from_pretrained(words.model_name_or_path, torch_dtype=torch.bfloat16, device_map="auto")
+{body}
+    {trainer}(model=model, args=arguments).train()
+main()
+"""
+UNFREEZES = '    [p.requires_grad_() for n, p in model.named_parameters() if any(k in n for k in words.trained.split(","))]'
+ADAPTERS = '    model = get_peft_model(model, LoraConfig(r=512, target_modules=["q_proj", "v_proj"]))'
+COMMAND = "python tune.py --per_device_train_batch_size 1 --max_length 2048 --bf16 True --gradient_checkpointing True\n"
+
+
+def _run(folder: Path, body: str, pins: str = "", *, trainer: str = "Trainer", before: str = "") -> Reading:
+    arguments = "TrainingArguments" if trainer == "Trainer" else "SFTConfig"
+    written(folder, PROGRAM.format(arguments=arguments, body=body, trainer=trainer), "tune.py")
+    written(folder, f"transformers==4.40.0\n{pins}\n", "requirements.txt")
+    return read(written(folder, before + COMMAND, "run.sh"), None, Given(num_gpus=2, sequence_length=2048))
+
+
+def test_muon_of_llama_factory_is_priced_as_adam_with_a_note(tmp_path: Path) -> None:
+    found = read(written(tmp_path, MUON), None, Given(num_gpus=1))
+    assert found.optimizer == "adam" and any(one.startswith("muon keeps one state of a matrix") for one in found.notes)
+
+
+@pytest.mark.parametrize("trainer", ["Trainer", "SFTTrainer"])
+@pytest.mark.parametrize(("before", "told"), [("CUDA_VISIBLE_DEVICES=0,1 ", True), ("CUDA_VISIBLE_DEVICES=0 ", False)])
+def test_one_process_that_sees_several_gpus_is_told_of(tmp_path: Path, trainer: str, before: str, told: bool) -> None:
+    found = _run(tmp_path, ADAPTERS, "trl==0.11.0", trainer=trainer, before=before)
+    assert any(one.startswith("one process sees 2 GPUs") for one in found.notes) == told
+
+
+@pytest.mark.parametrize(("body", "whole"), [
+    (f"{UNFREEZES}\n{ADAPTERS}", "none"), (f"{ADAPTERS}\n{UNFREEZES}", "embedding"),
+])  # fmt: skip
+def test_peft_freezes_what_was_unfrozen_before_it_makes_adapters(tmp_path: Path, body: str, whole: str) -> None:
+    assert _run(tmp_path, body).lora_whole == whole
+
+
+@pytest.mark.parametrize(("version", "half"), [("0.5.0", False), ("0.6.0", True), ("0.11.1", True), ("0.12.0", False)])
+def test_peft_gives_adapters_the_dtype_of_their_base_in_some_releases(tmp_path: Path, version: str, half: bool) -> None:
+    assert ("adapter_dtype=half" in _run(tmp_path, ADAPTERS, f"peft=={version}").trainer) == half
+
+
+def test_flash_attention_of_a_third_kind(tmp_path: Path) -> None:
+    text = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 "
+        "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000 --bf16 --deepspeed "
+        "--zero-stage 1 --use-flash-attn-v3\n"
+    )
+    assert "unfused" not in read(written(tmp_path, text, "run.sh"), None, Given()).trainer
