@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from import_files import written
 
+from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -84,3 +85,30 @@ def test_flash_attention_of_a_third_kind(tmp_path: Path) -> None:
         "--zero-stage 1 --use-flash-attn-v3\n"
     )
     assert "unfused" not in read(written(tmp_path, text, "run.sh"), None, Given()).trainer
+
+
+PHI = """
+base_model: microsoft/Phi-4-mini-instruct
+datasets: [{path: notes, type: alpaca}]
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_dropout: 0.05
+lora_target_modules: [%s]
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+"""
+
+
+def test_names_of_layers_apart_on_a_model_whose_layers_are_joined(tmp_path: Path) -> None:
+    """PEFT adapts those of a list that are there: phi3 has qkv_proj, o_proj, gate_up_proj and down_proj."""
+    notes = " ".join(read(written(tmp_path, PHI % "q_proj, k_proj, v_proj, o_proj"), None, Given(num_gpus=1)).notes)
+    assert "adapters on q_proj, k_proj, v_proj: phi-4-mini has no such layers" in notes and "adapters on o alone" in notes
+    assert "one adapter; priced as one for each" not in notes
+    with pytest.raises(PlannerError, match="q_proj, v_proj are none of the layers of phi-4-mini"):
+        read(written(tmp_path, PHI % "q_proj, v_proj"), None, Given(num_gpus=1))
+    assert "has no such layers" not in " ".join(read(written(tmp_path, PHI % "qkv_proj, o_proj"), None, Given(num_gpus=1)).notes)
+    llama = PHI.replace("microsoft/Phi-4-mini-instruct", "meta-llama/Llama-3.1-8B") % "q_proj, v_proj"
+    assert "has no such layers" not in " ".join(read(written(tmp_path, llama), None, Given(num_gpus=1)).notes)

@@ -71,7 +71,6 @@ def test_adapters_and_preferences_of_llama_factory_in_sections(tmp_path: Path) -
 
 @pytest.mark.parametrize(("more", "words"), [
     ("bf16: false\npeft_config: {name: lora}\n", "computes in fp32"),
-    ("optim_config: {name: muon}\n", "optimizer muon is not modelled"),
     ("peft_config: {name: freeze}\n", "'freeze', which is not modelled"), ("cp_size: 2\ncp_mode: ring\n", "a plan knows ulysses"),
     ("quant_config: {name: bnb, quantization_bit: 4}\n", "are not trained"),
 ])  # fmt: skip

@@ -146,7 +146,8 @@ def reading(job: FineTuning) -> Reading:
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     spec = base_weights.spec_of(job.given, model)
     adapted = "all" if job.given.flag("lora_target_linear") else job.given.first(*ADAPTED)
-    if (passed := of_absent_layers(job.given, ADAPTED, job.model, spec)) and job.lora_rank:
+    by_peft = spec if job.lora_rank and trainer != "unsloth" else None
+    if passed := of_absent_layers(job.given, ADAPTED, job.model, by_peft):
         adapted = job.given.first(*ADAPTED)
         job = dataclasses.replace(job, lora_targets=adapter_targets(adapted), notes=(*job.notes, *passed))
     found += of_model(model, adapted, job.lora_targets, job.lora_rank)
@@ -154,8 +155,7 @@ def reading(job: FineTuning) -> Reading:
     tensors, apart = _of_tensors(job, model, frozen)
     plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)  # it may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
-    states, paged = _states(*_optimizer(job), trainer, where)
-    wanted, lean = _kernels(job, model, trainer)
+    (states, paged), (wanted, lean) = _states(*_optimizer(job), trainer, where), _kernels(job, model, trainer)
     built, added = model_notes.of_added_tokens(job.given, spec, job.tokens)
     noted = (*noted, *low, *apart, *lean, *added, *own_methods.notes(job.given, spec, precision, job.tokens, trainer))
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
@@ -210,7 +210,7 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
     words = listed(next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None) or "")
-    named = job.trainer == "unsloth" or joint_layers(words)  # whose adapters are priced on layers that are joined; said already
+    named = job.trainer == "unsloth" or joint_layers(words) or linear_layers(words) <= {"o", "down"}  # said already
     joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.lora_targets, job.lora_rank)
     return {**of_base[0], **halves[0], **adapted[0]}, (*stored, *of_base[1], *halves[1], *adapted[1], *joint)
 

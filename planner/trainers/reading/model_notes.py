@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.trainers.reading.kernels import num_joint_layers
 from planner.trainers.reading.layer_names import EVERY, listed
@@ -68,13 +69,26 @@ OF_GPT_J = ("fc_in", "fc_out", "wte")
 [trl, examples/research_projects/stack_llama_2/scripts/dpo_llama2.py; peft, tuners/tuners_utils.py: inject_adapter]"""
 
 
+APART = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Layers that a model whose layers are joined does not have: the last two where its gate and up are one too."""
+
+
 def of_absent_layers(given: Settings, names: Sequence[str], label: str | None, model: ModelSpec | None) -> tuple[str, ...]:
-    """Note about layers listed under one of some ``names`` that the model does not have, which are taken out of the list."""
+    """Note about layers listed under one of some ``names`` that the model does not have, which are taken out of the list. Raises
+    PlannerError where none is left, as PEFT does.  [peft, tuners/tuners_utils.py: inject_adapter]"""
     name = next((one for one in names if given.get(one) is not None), "")
     tails = {str(one): str(one).rpartition(".")[2].lower() for one in listed(given.get(name) or "")}
-    if model is None or not {"fc_in", "q_proj"} <= {*tails.values()} or re.search(r"(?i)gpt-?j|codegen", f"{label} {model.name}"):
+    if model is None:
         return ()
-    gone = [one for one, tail in tails.items() if tail in OF_GPT_J or (model.gated and tail == "out_proj")]
+    joint = {2: APART[:3], 3: APART}.get(num_joint_layers(model), ()) if not model.is_mla else ()
+    gone = [one for one, tail in tails.items() if tail in joint]
+    if {"fc_in", "q_proj"} <= {*tails.values()} and not re.search(r"(?i)gpt-?j|codegen", f"{label} {model.name}"):
+        gone += [one for one, tail in tails.items() if tail in OF_GPT_J or (model.gated and tail == "out_proj")]
+    if not gone:
+        return ()
+    if len(gone) == len(tails):
+        why = "whose query, key and value are one layer: PEFT does not start with these names"
+        raise PlannerError(f"{given.where(name)}: {', '.join(gone)} are none of the layers of {model.name}, {why}")
     given.data = {**given.data, name: [one for one in tails if one not in gone]}
     return (f"adapters on {', '.join(gone)}: {model.name} has no such layers, which PEFT passes over",)
 
