@@ -53,12 +53,15 @@ def test_what_is_not_priced_is_refused_by_name(tmp_path: Path, words: str, name:
 
 def test_the_loss_of_the_trainer_over_engines_writes_its_gradient_over_the_logits(tmp_path: Path) -> None:
     for words, program, loss in (
-        ("engine=fsdp", "verl.trainer.sft_trainer", "flash"), ("", "verl.trainer.fsdp_sft_trainer", ""),
+        ("engine=fsdp", "verl.trainer.sft_trainer", "flash"), ("", "verl.trainer.fsdp_sft_trainer", "shifted"),
+        ("data.micro_batch_size_per_gpu=1", "verl.trainer.fsdp_sft_trainer", ""),
+        ("ulysses_sequence_parallel_size=2", "verl.trainer.fsdp_sft_trainer", ""),
         ("engine=fsdp model.use_fused_kernels=True", "verl.trainer.sft_trainer", "fused_linear"),
     ):  # fmt: skip
         words_of_it = _read(tmp_path, words, program).trainer.split("+")
         assert [one for one in words_of_it if one.startswith("loss=")] == ([f"loss={loss}"] if loss else [])
-    assert load_trainer("verl+loss=flash").stored.logit_bytes == 4 < load_trainer("verl").stored.logit_bytes
+    bytes_of = [load_trainer(one).stored.logit_bytes for one in ("verl+loss=flash", "verl", "verl+loss=shifted")]
+    assert bytes_of == [4, 14, 16]  # counted with the tensors alive in torch: 13.98, and 15.97 with two rows of a micro batch
 
 
 @pytest.mark.parametrize("engine", ["engine=fsdp", MEGATRON])

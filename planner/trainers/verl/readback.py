@@ -106,7 +106,10 @@ def read(path: Path, said: Given) -> Reading:
         reading = _sft(given, found, said.num_gpus)
         reading = _by_release(reading, path) if by_tokens(found) else reading
         return dataclasses.replace(reading, notes=(*reading.notes, *notes))
-    megatron = "megatron" in str(found.settings.get("config_name", ""))
+    engine = next((one.rpartition("=")[2] for one in found.words if re.match(r"[+~]*(\w+@)?model_engine=", one)), "dp")
+    if engine not in ("dp", "megatron"):
+        raise PlannerError(f"{path}: model_engine={engine} is not modelled; dp, which is FSDP, and megatron are")
+    megatron = engine == "megatron" or "megatron" in str(found.settings.get("config_name", ""))
     reading = _by_release(_actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None), path)
     return dataclasses.replace(reading, notes=(*reading.notes, *notes))
 
@@ -265,13 +268,15 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
     return "bf16_true"
 
 
-def _trainer(part: Settings, model: Settings, megatron: bool, engines: bool = False, attention: str = "") -> str:
+def _trainer(
+    part: Settings, model: Settings, megatron: bool, engines: bool = False, attention: str = "", *, shifts: bool = False
+) -> str:
     if not megatron:
         own = model.section("override_config")
         lean = model.flag("use_fused_kernels")
         flash = engines and not lean
         model.flag("use_liger")  # norms, rotary embedding and SwiGLU: without labels its loss does not run, and logits are written
-        loss = {"loss": "fused_linear"} if lean else {"loss": "flash"} if flash else {}
+        loss = {"loss": "fused_linear"} if lean else {"loss": "flash"} if flash else {"loss": "shifted"} if shifts else {}
         return spell("verl", {**loss, "attention_kernel": kernel(own, attention)})
     ddp: Mapping[str, Any] = part.section("override_ddp_config").data
     core = part.section("override_transformer_config")
@@ -322,10 +327,9 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     computed = config.choice("dtype", COMPUTED, "bfloat16")
     attention, said = own_kernel(program_file(given.path, found.program), model, sp)
     return Reading(
-        trainer=_trainer(config, model, False, by_tokens(found), attention), fields=fields, model=spec, model_name=name,
-        num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
-        precision="bf16_true" if whole and computed == "bf16" else computed, lora_rank=rank,
-        lora_targets=targets,
+        trainer=_trainer(config, model, False, by_tokens(found), attention, shifts=sp == 1 and micro > 1), fields=fields,
+        model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
+        precision="bf16_true" if whole and computed == "bf16" else computed, lora_rank=rank, lora_targets=targets,
         frozen_weights=("bf16" if half else "fp32") if rank else None,
         notes=(*notes, *more, *said, *foreseen, *waits, *require_priced(given), *beside),
         architecture={"mtp_layers": ahead},
