@@ -294,3 +294,11 @@ def precision_of(found: Arguments) -> str:
             raise PlannerError(f"{found.where}: fp8_recipe is {shown(recipe)}; a plan knows {', '.join(known)}")
         return known[recipe]
     return "fp16" if found.get("fp16") else "bf16" if found.get("bf16") else "fp32"
+
+
+def of_units(layers: int, each: float = 0.0) -> str:
+    """Note about uniform recompute of several ``layers`` at once, whose activations of ``each`` in bytes are there together.
+    [megatron/core/transformer/transformer_block.py: _checkpointed_forward]"""
+    by = f" by up to {(layers - 1) * each / GIB:.1f} GiB" if each else ""
+    what = f"full recompute in units of {layers} layers is taken as unit by unit: the backward pass has the activations of all"
+    return f"{what} {layers} at once, so that memory comes out too low{by}"

@@ -7,6 +7,7 @@ from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainers.megatron.readback import written_stages
 from planner.trainers.megatron.recompute_words import of_dense_layers, recompute
+from planner.trainers.megatron.trainer_words import of_units
 from planner.trainers.ms_swift import megatron_words as words
 from planner.trainers.ms_swift.earlier_adapters import goes_on
 from planner.trainers.reading import fine_tuning
@@ -157,7 +158,7 @@ def _whole_layers(given: Settings, model: ModelSpec | None, stages: int, vpp: in
     """Full recompute: of all layers, or of some in each stage."""
     method, some = given.get("recompute_method"), given.number("recompute_num_layers")
     if method == "uniform" and (some or 1) > 1:
-        return {"recompute": int(Recompute.FULL)}, (f"full recompute in units of {some} layers is taken as unit by unit",)
+        return {"recompute": int(Recompute.FULL)}, (of_units(some or 1),)
     most = -(-model.num_layers // stages) if model is not None else 0
     part = method == "block" and some is not None and (not most or some < most)
     return {"recompute": int(Recompute.FULL), **({"recompute_layers": (some or 0) * vpp} if part else {})}, ()
