@@ -114,7 +114,7 @@ def test_names_of_layers_apart_on_a_model_whose_layers_are_joined(tmp_path: Path
     assert "has no such layers" not in " ".join(read(written(tmp_path, llama), None, Given(num_gpus=1)).notes)
 
 
-@pytest.mark.parametrize(("layers", "told"), [(1, ""), (4, "by up to 3.0 GiB"), (64, "of all 32 at once")])
+@pytest.mark.parametrize(("layers", "told"), [(1, ""), (4, "by up to 0.8 GiB"), (64, "of all 32 at once")])
 def test_uniform_recompute_of_several_layers_at_once_is_told_with_bytes(tmp_path: Path, layers: int, told: str) -> None:
     """34 bytes for each of 4,096 x 2 tokens and 4,096 channels over 4 ranks, of three layers more than one."""
     text = (

@@ -1,5 +1,6 @@
 """Forks of trainers whose source lies around a file: its release, its defaults, and the models that it defines otherwise."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -91,9 +92,22 @@ def _says(found: Reading, words: str) -> bool:
 def test_the_source_of_a_package_says_its_version(
     tmp_path: Path, name: str, text: str, package: str, bounds: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
+    home = re.sub(r"(swift|llamafactory|axolotl|verl)/.*", r"\1", name)
+    written(tmp_path, "", f"{home}/__init__.py")
     written(tmp_path, text, name)
     written(tmp_path, f"{package}==99.0\n", "requirements.txt")
     assert pinned(tmp_path / "scripts" / "train.sh", package) == bounds
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("trl/README.md", "of ours\n"), ("trl/__init__.py", '"""\n0.1 was the first\n"""\n'),
+    ("pyproject.toml", '[project]\nname = "mine"\nversion = "3.2.1"\n[[tool.uv.index]]\nname = "trl"\n'),
+])  # fmt: skip
+def test_numbers_of_something_else_are_no_versions_of_a_package(tmp_path: Path, name: str, text: str) -> None:
+    written(tmp_path, "", "trl/__init__.py") if name == "pyproject.toml" else written(tmp_path, "2.0.1\n", "trl/notes.txt")
+    written(tmp_path, text, name)
+    written(tmp_path, "trl==0.11.0\n", "requirements.txt")
+    assert pinned(tmp_path / "scripts" / "train.sh", "trl") == ((0, 11, 0), (0, 11, 0))
 
 
 def test_a_project_that_is_the_package_says_it_beside(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ MODULES = {"ms_swift": "swift", "llama_factory": "llamafactory"}
 SAID_IN = ("__init__.py", "version.py", "_version.py", "extras/env.py", "VERSION", "version/version")
 BESIDE_IT = ("version.txt", "pyproject.toml", "setup.py", "../pyproject.toml", "../setup.py")
 """Where the source of a package says its version: within its folder, and beside it, where the package is named."""
-SAYS = re.compile(
-    r"(?m)^(?:[ \t]*(?:__version__|VERSION|version)\b[^=\n]{0,40}=[ \t]*[\"'])?(\d+(?:\.\d+){1,3})(?:[._]?(dev|rc|a|b)\d*)?\b"
-)
+_RELEASE = r"(\d+(?:\.\d+){1,3})(?:[._]?(dev|rc|a|b)\d*)?"
+SAYS = re.compile(rf"(?m)^[ \t]*(?:__version__|VERSION|version)\b[^=\n]{{0,40}}=[ \t]*[\"']{_RELEASE}\b")
+BARE = re.compile(rf"\s*v?{_RELEASE}(?:\+\w+)?\s*")
+"""What a file says that says a version in code, and one that is nothing else."""
 
 
 def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -49,12 +50,12 @@ def _of_source(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ..
     module = package.lower().replace("-", "_")
     module = MODULES.get(module, module)
     homes = (up / way / module for up in path.resolve().parents[: 2 * ABOVE] for way in ("", "src", package, f"{package}/src"))
-    named = re.compile(rf"(?i)\bname\s*=\s*[\"']{re.escape(package)}[\"']")
-    for home in (one for one in homes if one.is_dir()):
+    named = rf"(?is)(?:\[(?:project|tool\.poetry)\]|\bsetup\()(?:(?!\n\[).)*?\bname\s*=\s*[\"']{re.escape(package)}[\"']"
+    for home in (one for one in homes if library.is_file(one / "__init__.py")):
         within = [read_text(file) for one in SAID_IN if library.is_file(file := home / one)]
         beside = [read_text(file) for one in BESIDE_IT if library.is_file(file := home.parent / one)]
-        texts = (*within, *(text for text in beside if SAYS.match(text) or named.search(text)))
-        for said in filter(None, map(SAYS.search, texts)):
+        texts = (*within, *(text for text in beside if BARE.fullmatch(text) or re.search(named, text)))
+        for said in filter(None, (BARE.fullmatch(text) or SAYS.search(text) for text in texts)):
             version = tuple(map(int, said[1].split(".")))
             return _below(version) if said[2] else version, version
     return None
