@@ -166,3 +166,16 @@ def test_a_program_of_a_command_is_followed_too(tmp_path: Path) -> None:
     run = "python train.py --per_device_train_batch_size 2 --bf16 --output_dir out --optim adamw_torch"
     job = read(written(tmp_path, run, "run.sh"), None, Given(num_gpus=1))
     assert "'prune_heads(model)' (line 8) is not read" in passed_over(job)
+
+
+def test_many_names_and_functions_take_no_time(tmp_path: Path) -> None:
+    """Names against the order of the text, functions that hand the model on, a long function under a name of the module."""
+    names = "\n".join(f"m{i} = m{i + 1}" for i in range(2000)) + "\nm2000 = model"
+    functions = "\n".join(f"def f{i}(net):\n    return f{i + 1}(net)" for i in range(600)) + "\ndef f600(net):\n    return net\n"
+    long = "def g():\n" + "\n".join(f"    x{i} = model" for i in range(3000)) + "\n"
+    assert passed_over(found(tmp_path, f"{names}\nmodel = f0(model)", functions + long)) == ""
+
+
+@pytest.mark.parametrize("line", ["setattr(**words)", 'monkeypatch.setattr(name="x", value=2)', "setattr(*words)"])
+def test_setattr_of_what_is_not_written_out_is_no_error(tmp_path: Path, line: str) -> None:
+    assert found(tmp_path, line).lora_rank == 0

@@ -57,6 +57,8 @@ OF_LIBRARY = re.compile(
 """Parts of a library that programs put their own in the place of."""
 THROUGH = re.compile(r"get_(base_model|\w*embeddings|submodule)|(named_)?(modules|parameters|children)|half|float|bfloat16|to|cuda")
 """Methods that give a model or parts of it."""
+ROUNDS = 8
+"""Names against the order of the text that are followed."""
 MOST = 3
 """Of what is passed over that is named."""
 
@@ -78,7 +80,9 @@ class Flow:
     """The names that hold the model of a trainer in the functions of a script, and parts of it; of a load, the model alone."""
 
     def __init__(self, script: Running, trainers: Sequence[ast.Call] = (), load: ast.Call | None = None) -> None:
-        self.script, self.nodes = script, list(ast.walk(script.tree))
+        self.script = script
+        self.nodes = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign | ast.Call | ast.Delete | ast.For)]
+        self._bound: dict[str, set[str]] = {}
         puts = [one for one in self.nodes if isinstance(one, ast.Assign)]
         given = [next((word.value for word in one.keywords if word.arg == "model"), next(iter(one.args), None)) for one in trainers]
         given += [one.targets[0] for one in puts if load is not None and one.value is load]
@@ -90,9 +94,9 @@ class Flow:
                  *(arg for one in loads for arg in one.args if last_name(one.func) == "from_config")]  # fmt: skip
         self.configs = {ast.unparse(one) for one in words}
         self.start = {script.home_of(one): one.lineno for one in reversed(loads)}  # before it a name holds that of the model
-        self._back, before = load is None, -1
-        while before < len(self.held):
-            before = len(self.held)
+        self._back, before, rounds = load is None, -1, 0
+        while before < len(self.held) and rounds < ROUNDS:
+            before, rounds = len(self.held), rounds + 1
             for node in self.nodes:
                 self._spread(node)
 
@@ -118,10 +122,12 @@ class Flow:
 
     def _binds(self, node: ast.Name) -> bool:
         """Whether a function has a name of its own that the module has too."""
-        home = self.script.functions.get(self.script.home_of(node))
-        own = (getattr(one, "arg", getattr(one, "id", "")) for one in (ast.walk(home) if home is not None else ())
-               if isinstance(one, ast.arg) or isinstance(getattr(one, "ctx", None), ast.Store))  # fmt: skip
-        return node.id in own
+        home = self.script.home_of(node)
+        if home not in self._bound:
+            within = ast.walk(made) if (made := self.script.functions.get(home)) is not None else ()
+            self._bound[home] = {getattr(one, "arg", getattr(one, "id", "")) for one in within
+                                 if isinstance(one, ast.arg) or isinstance(getattr(one, "ctx", None), ast.Store)}  # fmt: skip
+        return node.id in self._bound[home]
 
     def _spread(self, node: ast.AST) -> None:
         """Names that hold the model as others do: by assignments, loops, parameters and what functions give back."""
@@ -186,7 +192,7 @@ class Flow:
     def _called(self, node: ast.Call, made: bool) -> str:
         """A method of the model or of a part of it, or a function that is given it."""
         name = last_name(node.func)
-        plain = name == "setattr" and isinstance(node.args[-1], ast.Constant)  # a switch of a part
+        plain = name == "setattr" and any(isinstance(one, ast.Constant) for one in node.args[2:])  # a switch of a part
         if name in self.script.functions or not name or plain:
             return ""
         if isinstance(node.func, ast.Attribute) and self._is(node.func.value):
