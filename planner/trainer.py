@@ -131,6 +131,10 @@ class Trainer:
             return all(getattr(mine[one], name) == x for one, fields in value.items() for name, x in fields.items())
         if key in MERGED:
             return all(self.fact(key).get(one, 1.0) == number for one, number in value.items())
+        if key == "unfused":  # but for words that other options switch
+            facts = [one for values in self.choices.options.values() for one in values.values()]
+            apart = {word for one in facts for way in ("+unfused", "-unfused") for word in one.get(way, ())}
+            return {*self.fact(key)} - apart == {*self._read(key, value)} - apart
         return bool(self.fact(key) == self._read(key, value))
 
 

@@ -135,3 +135,9 @@ def test_experts_pass_fp32_on_where_each_is_a_linear_layer(experts: str, rows: f
     tokens = job("moe", "fsdp", gpus=1).workload.sequence_length
     wide = model.num_dense_layers * model.ffn_size + rows * model.num_moe_layers * model.top_k * model.expert_ffn_size
     assert each[1] - each[0] == pytest.approx(6.0 * tokens * wide, rel=1e-6)
+
+
+def test_words_that_an_option_adds_leave_the_others_as_they_were() -> None:
+    """"compile off" read "compile of its own" beside an option that adds a word to what is not fused."""
+    trainer = load_trainer("trl+unquantised=fp32+adapter_dtype=half")
+    assert [trainer.option(one) for one in ("compile", "unquantised", "adapter_dtype")] == ["off", "fp32", "half"]
