@@ -95,6 +95,9 @@ def test_an_optimizer_of_a_fork_is_asked_with_the_rest(tmp_path: Path) -> None:
     more = total_parameters(found.model) * 2 / 8 / 2**30
     assert f"stands in for Signs; its class keeps 1 state a weight, priced as 2: memory comes out too high by up to {more:.2f}" in (
         " ".join(found.notes))  # fmt: skip
+    script = written(tmp_path, "torchrun --nproc_per_node=8 torchtitan/train.py --job.config_file ./configs/job.toml\n", "run.sh")
+    by_script = read(script, None, Given(settings={"optimizer.name": "AdamW", "training.dtype": "bfloat16"}))
+    assert any("stands in for Signs" in one for one in by_script.notes)
     unseen = _read(tmp_path, Given(settings={"optimizer.name": "AdamW"}), optimizer="Unseen")
     assert any("stands in for Unseen; each state a weight more or less" in one for one in unseen.notes)
 

@@ -135,7 +135,9 @@ def states_of(path: Path, name: str) -> int | None:
 def of_stand_in(path: Path, said: Given, spec: ModelSpec | None, dtype: object, ranks: int) -> list[str]:
     """A note on the optimizer that stands in for one of a fork; ``dtype`` of a state, ``ranks`` that share those of a weight."""
     answer, key = said.settings.get("optimizer.name"), r"^\s*\[optimizer\][^\[]*?^\s*name\s*=\s*|--optimizer[._]name[ =]"
-    found = re.search(rf"(?ms)(?:{key})[\"']?([A-Za-z]\w*)", read_text(path)) if answer and path.suffix != ".py" else None
+    text = read_text(path) if answer and path.suffix != ".py" else ""
+    files = (beside(path, one, (".toml",)) for one in re.findall(r"[\w./-]+\.toml\b", text)[:8])  # of a script
+    found = re.search(rf"(?ms)(?:{key})[\"']?([A-Za-z]\w*)", "\n".join([text, *(read_text(one) for one in files if one)]))
     if found is None or spec is None or found[1].lower() == str(answer).lower():
         return []
     each, states = total_parameters(spec) * (2 if dtype == "bfloat16" else 4) / ranks / GIB, states_of(path, found[1])

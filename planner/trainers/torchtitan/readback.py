@@ -323,9 +323,7 @@ def _precision(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]
             )
         return "bf16_true"
     if str(training["dtype"]) != "float32":
-        raise PlannerError(
-            f"{path}: training.dtype is {shown(training['dtype'])}; torchtitan knows float32 and bfloat16"
-        )
+        raise PlannerError(f"{path}: training.dtype is {shown(training['dtype'])}; torchtitan knows float32 and bfloat16")
     if training["mixed_precision_param"] not in ("bfloat16", "float32"):
         what = f"training.mixed_precision_param is {shown(training['mixed_precision_param'])}"
         raise PlannerError(f"{path}: {what}; torchtitan knows float32 and bfloat16")
