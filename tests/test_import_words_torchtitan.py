@@ -266,7 +266,7 @@ def test_an_optimizer_of_adams_kind_is_asked(tmp_path: Path, name: str) -> None:
     with pytest.raises(OpenQuestionsError, match=f"--set optimizer.name=AdamW .it is '{name}'"):
         read(file)
     assert read(file, None, Given(settings={"optimizer.name": "AdamW"})).optimizer == "adam"
-    with pytest.raises(PlannerError, match="optimizer.name is 'SGD'"):
+    with pytest.raises(PlannerError, match="optimizer.name=AdamW .it is 'SGD'"):
         read(written(tmp_path, TOML.format(**USUAL).replace('"AdamW"', '"SGD"'), "b.toml"))
 
 

@@ -258,7 +258,7 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     if each is None and {"mpirun", "mpiexec"} & set(names) and (ranks := launcher.number("np", "n")):
         return ranks
     asked = (gpus_on_node(script.batch) or 0) * (_count(script.batch.get("nodes", "1")) or 0)
-    if each is None and (asked == 1 or ("srun" in names and asked and asked == _count(script.batch.get("ntasks")))):
+    if each is None and (asked == 1 or ("srun" in names and asked and asked == _variable(script, "SLURM_NTASKS"))):
         return asked  # whatever starts it has no others, or each of its tasks has one
     if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None

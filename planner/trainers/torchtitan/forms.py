@@ -183,7 +183,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     usual = not flavor and builds_by_flavor(family)  # whatever its tokenizer is of
     other["model"] = "" if usual else model_named([str(one) for one in names if one], family, flavor)
     other["called"] = f"{family} {USUAL_FLAVOR}".strip() if usual else f"{family} {flavor}".strip()
-    other["spec"], taken = own_model(path, family, flavor, other["model"])
+    other["spec"], taken = own_model(path, family, flavor, other["model"], names)
     other["model"] = "" if other["spec"] else other["model"]
     notes += [taken] * bool(taken)
     if re.search("simple_fsdp|compiler_toolkit|graph_trainer", str(model.get("name", ""))):

@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from planner.cost.parameters import total_parameters
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
 from planner.trainers.reading.given import Given, Question, setting_of_a_fork
-from planner.trainers.reading.values import not_priced
+from planner.trainers.reading.settings import beside
+from planner.trainers.reading.values import not_priced, read_text
+from planner.units import GIB
 
 STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
 """Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
@@ -104,12 +107,74 @@ def require_states(path: Path, optimizer: Mapping[str, Any]) -> list[Question]:
     return [setting_of_a_fork(f"optimizer.{one}", "torchtitan") for one in on if TYPES.search(one)]
 
 
-def of_its_kind(name: str) -> list[Question]:
-    """What is asked about an optimizer of a fork that is of Adam's kind by its name: two moments a weight, or other states."""
-    if name.lower() in ("adam", "adamw") or not re.fullmatch(r"(?i)(decoupled|aggmo|clipped|stable|nd|c)*_?(adamw?|adopt)", name):
+def of_its_kind(path: Path, other: Mapping[str, Any]) -> list[Question]:
+    """What is asked about an optimizer of a fork: of Adam's kind by its name, with two moments a weight or other states, or any."""
+    name = str(other.get("optimizer", "AdamW"))
+    if re.fullmatch("(?i)adamw?|(dist)?muon", name):
         return []
-    about = f"it is {shown(name)}, an optimizer of a fork; AdamW where it holds two moments a weight in float32"
-    return [Question(name="optimizer.name", about=about, choices=("AdamW",))]
+    like = re.fullmatch(r"(?i)(decoupled|aggmo|clipped|stable|nd|c)*_?(adamw?|adopt)", name) is not None
+    if other.get("module") and not like:
+        return []
+    states = states_of(path, name)
+    keeps = f", whose class keeps {states} state{'s' * (states > 1)} a weight" if states is not None else ""
+    about = f"it is {shown(name)}, an optimizer of a fork{keeps}; AdamW " + (
+        "where it holds two moments a weight in float32" if like else "holds two states a weight")  # fmt: skip
+    muon = () if like or other.get("toml") else ("Muon",)  # which prices of TOML's time do not have
+    return [Question(name="optimizer.name", about=about, choices=("AdamW", *muon))]
+
+
+def states_of(path: Path, name: str) -> int | None:
+    """How many states a weight the class of an optimizer keeps in the copy of torchtitan around a file; None = it is not seen."""
+    file = beside(path, "torchtitan/components/optimizer.py", (".py",)) if re.fullmatch(r"\w{1,60}", name) else None
+    for text in map(read_text, [file, *sorted(file.parent.glob("optimizer*/*.py"))[:20]] if file is not None else []):
+        if found := re.search(rf"(?ms)^class {name}\b.*?(?=^class |\Z)", text):
+            return len({*re.findall(r"\bstate(?:\[\w+\])?\[[\"'](\w+)[\"']\]\s*=[^=]", found[0])} - {"step", "steps"}) or None
+    return None
+
+
+def of_stand_in(path: Path, said: Given, spec: ModelSpec | None, dtype: object, ranks: int) -> list[str]:
+    """A note on the optimizer that stands in for one of a fork; ``dtype`` of a state, ``ranks`` that share those of a weight."""
+    answer, key = said.settings.get("optimizer.name"), r"^\s*\[optimizer\][^\[]*?^\s*name\s*=\s*|--optimizer[._]name[ =]"
+    text = read_text(path) if answer and path.suffix != ".py" else ""
+    files = (beside(path, one, (".toml",)) for one in re.findall(r"[\w./-]+\.toml\b", text)[:8])  # of a script
+    found = re.search(rf"(?ms)(?:{key})[\"']?([A-Za-z]\w*)", "\n".join([text, *(read_text(one) for one in files if one)]))
+    if found is None or spec is None or found[1].lower() == str(answer).lower():
+        return []
+    each, states = total_parameters(spec) * (2 if dtype == "bfloat16" else 4) / ranks / GIB, states_of(path, found[1])
+    how = f"each state a weight more or less than that is {each:.2f} GiB"
+    if states is not None:
+        more = (1 if "muon" in str(answer).lower() else 2) - states
+        much = f": memory comes out too {'high' if more > 0 else 'low'} by up to {abs(more) * each:.2f} GiB" * bool(more)
+        how = f"its class keeps {states} state{'s' * (states > 1)} a weight, priced as {states + more}{much}"
+    return [f"optimizer.name {answer} stands in for {found[1]}; {how}"]
+
+
+DEFAULT_TYPE = re.compile(r"(\w+_)?(default|param(eter)?|model|weight)s?_(\w+_)?(precision|dtype)")
+"""Words of forks for the type that weights are made in."""
+TYPE_NAMES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+
+
+def of_default_type(path: Path, training: dict[str, Any], said: Given) -> tuple[list[str], list[Question]]:
+    """(Words of a fork for the type that weights are made in, what is asked of them): one that the copy of torchtitan around the
+    file alone hands to torch.set_default_dtype is put in the place of training.dtype."""
+    kinds = {one: TYPE_NAMES.get(str(value).removeprefix("torch.")) for one, value in training.items()}
+    names = [one for one, kind in kinds.items() if kind is not None and DEFAULT_TYPE.fullmatch(one)]
+    files = [file for one in ("train", "trainer") if (file := beside(path, f"torchtitan/{one}.py", (".py",))) is not None]
+    handed = {one for file in files for one in re.findall(r"set_default_dtype\([^()]*?\.(\w+)\]?\s*\)", read_text(file))}
+    if "training.dtype" in said.settings or not names:
+        return names, []
+    if len(names) == 1 and handed == {*names}:
+        training["dtype"] = kinds[names[0]]
+        return names, []
+    about = f"training.{names[0]} is {shown(training[names[0]])}, a word of a fork: the type that weights are made in"
+    return names, [Question(name="training.dtype", about=about, choices=("bfloat16", "float32"))]
+
+
+def of_apart(switched: Iterable[str], replicate: int) -> list[str]:
+    """Notes on words of forks by which replicas, where there are some, do not average their gradients."""
+    form = r"(^|[._])(disable|skip|no|without)_(\w+_)?(all_?)?(reduce|sync)|no_?sync|local_?grad"
+    names = [one for one in switched if replicate > 1 and re.search(form, one)]
+    return [f"{one}: replicas do not average their gradients, which no plan has; priced with that traffic" for one in names]
 
 
 def of_components(parts: object) -> list[str]:

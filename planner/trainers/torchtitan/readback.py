@@ -20,7 +20,7 @@ from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import EAGER_LOSS, sections
 from planner.trainers.torchtitan.loads import is_room, loads_of
 from planner.trainers.torchtitan.own_registry import of_products
-from planner.trainers.torchtitan.own_words import notes_of, of_its_kind, of_muon
+from planner.trainers.torchtitan.own_words import notes_of, of_apart, of_default_type, of_its_kind, of_muon, of_stand_in
 from planner.trainers.torchtitan.python_modules import Sections
 from planner.trainers.torchtitan.stages import pipeline
 
@@ -99,11 +99,12 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
     parallel, training = ({**known, **given.get(name, {})} for name, known in DEFAULTS.items())
-    quiet = (*QUIET, "hybridep") if is_room(parallel.get("hybridep")) else QUIET
+    types, asked = of_default_type(path, training, said)
+    quiet = (*QUIET, *types, *["hybridep"] * is_room(parallel.get("hybridep")))
     unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *quiet), f"{name}.")]
     _require_language_model(path, unread)
-    said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
-    if wrong := [one for one in said_yes if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
+    switched = [one for one in unread if str(given[one.split(".")[0]][one.split(".")[1]]).lower() not in ("false", "none", "")]
+    if wrong := [one for one in switched if DECIDES.search(one) and not _is_usual(one, training) and not OF_EVALUATION.match(one)]:
         raise not_priced(str(path), wrong, wrong)
 
     def degree(key: str) -> int:
@@ -111,9 +112,8 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
 
     tp, cp, pp, ep = (degree(f"{name}_parallel_degree") for name in ("tensor", "context", "pipeline", "expert"))
     replicate, shard = degree("data_parallel_replicate_degree"), parallel["data_parallel_shard_degree"]
-    questions = _questions(path, parallel, other, tp)
-    own = other.get("own_settings")
-    spec = said.spec() or spec_of(other)
+    questions = [*_questions(path, parallel, other, tp), *asked]
+    spec, own = said.spec() or spec_of(other), other.get("own_settings")
     if own and "expert_parallel_degree" not in given.get("parallelism", {}) and spec is not None and spec.is_moe:
         about = f"{shown(own)} has settings of its own, among them the degree of experts"
         questions.append(Question(name="parallelism.expert_parallel_degree", about=about))
@@ -146,6 +146,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         "offload_parameters": int(str(training["enable_cpu_offload"]).lower() != "false"),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
+    passed += (*of_stand_in(path, said, spec, training["dtype"], tp * pp * cp * dp // replicate), *of_apart(switched, replicate))
     products = of_products(other, spec, micro * length / cp, 4.0 if precision == "fp32" else 2.0, tp)
     return Reading(
         trainer=_trainer(parallel, other, whole), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
@@ -232,7 +233,7 @@ def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any]
     if tp > 1 and str(parallel["enable_sequence_parallel"]).lower() == "false":
         sets = "--set parallelism.enable_sequence_parallel=true imports the job with it"
         raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan has it with tp > 1; {sets}")
-    found = [*other.get("questions", ()), *of_its_kind(str(other.get("optimizer", "AdamW")))]
+    found = [*other.get("questions", ()), *of_its_kind(path, other)]
     if not re.fullmatch(r"[1-9]\d{0,3}", other.get("layers", "1")):
         about = f"it is {shown(other['layers'])}; op, or n for every n-th layer"
         found.append(Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op", "2")))
@@ -322,9 +323,7 @@ def _precision(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]
             )
         return "bf16_true"
     if str(training["dtype"]) != "float32":
-        raise PlannerError(
-            f"{path}: training.dtype is {shown(training['dtype'])}; torchtitan knows float32 and bfloat16"
-        )
+        raise PlannerError(f"{path}: training.dtype is {shown(training['dtype'])}; torchtitan knows float32 and bfloat16")
     if training["mixed_precision_param"] not in ("bfloat16", "float32"):
         what = f"training.mixed_precision_param is {shown(training['mixed_precision_param'])}"
         raise PlannerError(f"{path}: {what}; torchtitan knows float32 and bfloat16")
@@ -335,7 +334,5 @@ def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
     name = str(other.get("optimizer", "AdamW"))
     known = {"adam": "adam", "adamw": "adam", "muon": "muon", "distmuon": "muon"}
     if name.lower() not in known:
-        raise PlannerError(
-            f"{path}: optimizer.name is {shown(name)}; the planner's torchtitan knows Adam, AdamW and Muon"
-        )
+        raise PlannerError(f"{path}: optimizer.name is {shown(name)}; the planner's torchtitan knows Adam, AdamW and Muon")
     return known[name.lower()]

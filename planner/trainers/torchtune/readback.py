@@ -51,7 +51,7 @@ def read(path: Path, said: Given) -> Reading:
         data = file_settings(path, "a recipe of torchtune")
         reading = parse(Settings(path, resolved(said.filled(data)), said=said), path.name, None, said.num_gpus)
         return dataclasses.replace(reading, notes=(*reading.notes, *_of_a_recipe_beside(path)))
-    by_tune = re.search(r"\btune +run\b|torchtune\._cli\.tune", read_text(path)) is not None
+    by_tune = re.search(r"(?m)^(?![ \t]*#).*(?:\btune +run\b|torchtune\._cli\.tune)", read_text(path)) is not None
     found = launched(path, said, r"(?:\S*/)?tune|torchtune\._cli\.tune", "run") if by_tune else launched(path, said, RECIPE_FILE)
     words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
     loose = [one for one in _loose(words, found.words) if one != "run" and "=" not in one]

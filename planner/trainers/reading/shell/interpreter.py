@@ -32,8 +32,8 @@ from planner.trainers.reading.shell.starting import (
     batch_options,
     before_file,
     launcher_variables,
+    of_written,
     place_of_file,
-    place_of_written,
     script_near,
     script_place,
     with_program,
@@ -269,8 +269,8 @@ class _Follower:
             self.written += [" ".join(rest)]
         elif name not in _SILENT and name not in self.functions:
             self.written = None
-        if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
-            self.submitted(self.script.documents[-1][1])
+        if node.documents and (name in ("sbatch", "qsub", "bash", "sh") or re.search(r" (ba|z)?sh( -\w+)*$", " ".join(words))):
+            self.behind(before_file(words, len(words)), partial(self.submitted, self.script.documents[-1][1]))
         self.went = self.directory / rest[0] if name == "cd" and self.directory and rest else self.went
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place], self.went)) is not None:
             self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
@@ -311,9 +311,8 @@ class _Follower:
         if place := script_place(words):
             self.behind(words[: place - 2], partial(self.nested, words[place]))
             return
-        place, before = place_of_written(words, written := dict(self.script.documents))
-        if place >= 0:
-            self.behind(words[:before], partial(self.nested, written[words[place]]))
+        if (inner := of_written(words, dict(self.script.documents))) is not None:
+            self.behind(inner[0], partial(self.nested, inner[1]))
             return
         words = with_program(words, self.directory, self.went, self.variables.text)
         kept = self.script.commands if recorded(words) else self.script.bare
@@ -338,7 +337,8 @@ class _Follower:
         """What a function writes, or a block behind "if"; what it assigns and starts is its own."""
         self.functions |= {"if": parse(words[1], self.where)} if words[:1] == ["if"] else {}
         if not words or words[0] not in self.functions or self.depth >= DEEPEST:
-            return None
+            texts = {one.removeprefix("./"): text for one, text in self.script.documents if words[:1] == ["cat"]}
+            return texts.get(words[-1].removeprefix("./")) if words else None
         before, outer, commands = self.variables, self.written, self.script.commands
         self.script.variables, self.script.commands, self.written = before.copy(), [], []
         try:

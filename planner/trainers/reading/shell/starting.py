@@ -138,7 +138,8 @@ def before_file(words: list[str], place: int) -> list[str]:
 
 
 def _on_nodes(words: list[str]) -> bool:
-    return words[0].rpartition("/")[2] in ON_NODES
+    name = words[0].rpartition("/")[2]
+    return name in ON_NODES or (name in CONTAINERS and words[1:2] in (["exec"], ["run"], ["start"], ["shell"]))
 
 
 def at_end(folder: Path, path: Path) -> Path | None:
@@ -190,22 +191,29 @@ def in_container(given: Mapping[str, str], words: Sequence[str]) -> dict[str, st
     return found | {name: value for name, _, value in (one.partition("=") for one in texts)}
 
 
-CONTAINERS = ("docker", "podman", "nerdctl", "singularity", "apptainer")
+CONTAINERS = ("docker", "podman", "nerdctl", "singularity", "apptainer", "enroot")
 
 
-def place_of_written(words: list[str], written: Mapping[str, str]) -> tuple[int, int]:
-    """(place of a script that another one has written and that a command starts, words before it that start it too); -1 = none."""
+def of_written(words: list[str], written: Mapping[str, str]) -> tuple[list[str], str] | None:
+    """(Words before a script that another one has written and that a command starts, its text). A container may have its folder
+    under another name, and its own options say nothing of the job."""
+    box = next((i for i, one in enumerate(words[:8]) if one.rpartition("/")[2] in CONTAINERS), None)
+    inside = box is not None or any(one.startswith("--container-") for one in words)
+    texts = {one.removeprefix("./"): text for one, text in written.items() if one}
+    ends = {one.rpartition("/")[2]: text for one, text in texts.items()} if inside else {}
+    first = next((i for i, one in enumerate(words) if one not in ("time", "nohup", "exec", "sudo")), 0)
     for i, word in enumerate(words):
-        if word not in written:
+        text = texts.get(word.removeprefix("./"), ends.get(word.rpartition("/")[2], "") if word.startswith("/") else "")
+        if not text:
             continue
         if i and words[0] in ("sbatch", "qsub"):
-            return i, 0
+            return [], text
         if i and re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1]):
-            return i, i - 1
-        starts = i == 0 or re.fullmatch(r"(?:\S*/)?(?:srun|mpirun|mpiexec)", words[0])
-        if starts and re.search(r"\.(sh|bash|slurm|sbatch)$", word):
-            return i, i
-    return -1, 0
+            return words[: i - 1 if box is None else box], text
+        script = re.search(r"\.(sh|bash|slurm|sbatch)$", word) or re.match(r"#!.*sh\b", text)
+        if i == first or (script and (inside or words[first].rpartition("/")[2] in ON_NODES)):
+            return words[: i if box is None else box], text
+    return None
 
 
 def read_line(words: list[str], line: str | None, marks: str | Sequence[str]) -> dict[str, str | list[str]]:
