@@ -10,18 +10,19 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
-from planner.trainers.reading.guides import guide, over_recipe
+from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.shell.text import gap
-from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
+from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, parse
 from planner.trainers.reading.training_scripts import OPEN, OfItsCommandError, builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 from planner.trainers.trl.launches import of_old_program, of_options
+from planner.trainers.trl.recipes import WORD, through_program
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
@@ -57,10 +58,10 @@ def read(path: Path, said: Given) -> Reading:
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
-        started = guide(path)
-        notes = (*notes, *_of_own_model(path, started.program if started is not None else ""))
+        data.pop(WORD, None)
+        settings, habits, gpus, told = through_program(path, data, said)
         split = of_options(path, data, said) if "accelerate_config" in data else None
-        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, split, notes=notes), data, said)
+        return _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
