@@ -10,6 +10,7 @@ from planner.errors import PlannerError
 from planner.record import record
 from planner.trainers.reading.fine_tuning import QUIET
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell import evaluate
@@ -24,6 +25,8 @@ LAUNCHERS = ("", "scripts", "slurm", "jobs", "launch")
 """Folders of a project in which scripts start recipes of other folders; '' = itself."""
 STARTS = re.compile(r"(?<![\w./-])(?:accelerate(?: +|\.commands\.)launch|torchrun|deepspeed|python[\d.]*|uv +run)(?= )[^\n]*")
 """Commands that start a program."""
+TRAINS = re.compile(rf"Trainer\b|\b({'|'.join(PARSERS)})\(")
+"""What a program has that takes a recipe and trains."""
 PROGRAM = re.compile(r"(?<![\w./-])[\w./-]+\.py\b|(?<= -m )(?!accelerate|torch\.)[\w.]+")
 
 
@@ -44,7 +47,7 @@ class Guide:
     differ: tuple[str, ...] = ()
     """What those others say behind the program, where it decides something and is not the same."""
     program: str = ""
-    """The program that it launches."""
+    """The program that it starts, where it is there."""
 
     def __str__(self) -> str:
         """As a note says it."""
@@ -67,8 +70,7 @@ def guide(path: Path) -> Guide | None:
             counts = {name: int(text) or None if text.isdecimal() else None for name, text in said.items() if text is not None}
             differ = dict.fromkeys(one[3] or "none of them" for one in ways if one[3] != deciding)
             return Guide(
-                file=file, document=_end(document), counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ),
-                program=next((one for text in named if (one := _program(document, text))), ""),
+                file=file, document=_end(document), counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ)
             )  # fmt: skip
     return None
 
@@ -78,23 +80,17 @@ def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
     path, likely = path.resolve(), dict[str, Guide]()
     for document, folder, text in _documents(path, own=True):
         for command in STARTS.findall(text):
-            program = _program(document, command)
-            if not program or re.search(r"Trainer\b|Parser\(", read_text(Path(program)) if Path(program).is_absolute() else "Trainer") is None:
+            named = PROGRAM.search(command)
+            program = program_file(document, named[0]) if named is not None else None
+            if program is None or TRAINS.search(read_text(program)) is None:
                 continue
-            found = Guide(file="", document=_end(document), counts={}, options=_behind(command, path), program=program)
+            found = Guide(file="", document=_end(document), counts={}, options=_behind(command, path), program=str(program))
             if _names(command, path, folder):
                 return found, {}
             files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}
             if any(_names(command, one, folder) for one in files):
-                likely.setdefault(program, found)
+                likely.setdefault(found.program, found)
     return None, likely
-
-
-def _program(document: Path, command: str) -> str:
-    """The program that a command of a document starts: where it is there, as it is found from the document."""
-    named = PROGRAM.search(command)
-    file = program_file(document, named[0]) if named is not None else None
-    return str(file or named[0]) if named is not None else ""
 
 
 def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
@@ -105,7 +101,8 @@ def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
     beside = sorted(path.parent.glob("*.sh"))[:MOST_SCRIPTS]
     for document in (*[path] * own, *beside, *(one for one in above if one.is_file())):
         yield document, document.parent, _joined(document)
-    for folder in list(path.parents)[1:MOST_ABOVE]:
+    root = next((i for i, one in enumerate(path.parents) if (one / ".git").exists()), MOST_ABOVE)
+    for folder in list(path.parents)[1 : min(root + 1, MOST_ABOVE)]:
         places = [folder / one for one in LAUNCHERS if folder / one not in path.parents[:1]]
         scripts = [one for place in places for ending in ("sh", "slurm", "sbatch")
                    for one in sorted(place.glob(f"*.{ending}"))[:MOST_SCRIPTS]]  # fmt: skip

@@ -2,6 +2,7 @@
 Nothing is executed."""
 
 import ast
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.accelerators import STEPS
+from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.derived import kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
 from planner.trainers.reading.own_flow import passed_over
 from planner.trainers.reading.own_parts import SIZES, attention_put, of_own_switch, other_sizes, parts_of, put_by
+from planner.trainers.reading.own_passes import classes_made, held
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -103,6 +106,13 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     by_unsloth = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
     replaced = of_parser(code) if code is not None and by_unsloth else {}
+    if code is not None and by_unsloth and _leaves_length(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
+        about = f"{code.path.name} hands {CUT} to unsloth, which nobody says: samples are cut at what the model can take"
+        asked = given.said is not None and given.said.sequence_length is None
+        given.late += [dataclasses.replace(NEEDED["sequence_length"], about=about)] * asked
+    if by_unsloth:  # what the program says under its options, whatever these are called
+        own_words = (*(ADAPTERS if own.get("use_peft") is True else ()), "load_in_4bit", "load_in_8bit")
+        given.data = {name: value for name, value in given.data.items() if name not in own_words or own.get(name, value) == value}
     given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
 
@@ -110,7 +120,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
 def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[str, Any], nested: bool) -> dict[str, Any]:
     """What the calls of a program make of its model and its trainer, whatever its command says; its defaults without those that it
     hands to nobody. ``nested``: what it quantises with may be quantised again."""
-    trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
+    kinds = {*TRAINERS, *derived_from(code, TRAINERS)}
+    trainers = code.calls(*kinds, *(one for one, names in held(code).items() if not kinds.isdisjoint(names)))
     given.told = passed_over(code, trainers, SIZES)
     single = () if nested else DOUBLED  # its command may say what it hands to nobody
     parts = parts_of(code, trainers, model_loads(code))
@@ -120,17 +131,27 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
     given.late += other_sizes(code, given.said) if given.said is not None else []
     built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
-    derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
+    derived = (kinds_of(code.tree, classes_made(code, one)) for one in trainers)
     built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
     given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
     lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
     here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
     loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
     given.attention_put = attention_put(code, model_loads(code))
-    given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
+    given.calls = frozenset((*(name for one in trainers for name in classes_made(code, one)), *loads))
     if "gradient_checkpointing" in given.data and _checkpoints(code):
         given.data = {**given.data, "gradient_checkpointing": True}
     return usual
+
+
+def _leaves_length(program: Program) -> bool:
+    """Whether the length that a program hands to unsloth's load is an argument that nobody says: none then, and nothing is cut but
+    at what the model can take.  [unsloth, models/llama.py: from_pretrained]"""
+    words = [one.value for call in program.calls("from_pretrained") if of_unsloth(call) for one in call.keywords if one.arg == CUT]
+    return any(isinstance(one, ast.Attribute) and one.attr == CUT for one in words)
+
+
+CUT = "max_seq_length"
 
 
 def _has_own_names(data: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
+from planner.trainers.reading.file_readers import PROGRAM as PROGRAM_OF_RECIPE
 from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
 from planner.trainers.reading.guides import over_recipe
 from planner.trainers.reading.modules import own_model
@@ -22,7 +23,7 @@ from planner.trainers.reading.training_scripts import OPEN, OfItsCommandError, b
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 from planner.trainers.trl.launches import of_old_program, of_options
-from planner.trainers.trl.recipes import WORD, through_program
+from planner.trainers.trl.recipe_programs import through_program
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
@@ -58,7 +59,7 @@ def read(path: Path, said: Given) -> Reading:
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
-        data.pop(WORD, None)
+        data.pop(PROGRAM_OF_RECIPE, None)
         settings, habits, gpus, told = through_program(path, data, said)
         split = of_options(path, data, said) if "accelerate_config" in data else None
         return _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said)

@@ -4,22 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
-from planner.trainers.reading.derived import kinds_of
+from planner.errors import PlannerError, shown
+from planner.trainers.reading.file_readers import PROGRAM
 from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.guides import Guide, started
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import is_of_unsloth, kind_of
 from planner.trainers.reading.programs import program_file
-from planner.trainers.reading.python import Script
+from planner.trainers.reading.running import WithModules
+from planner.trainers.reading.script_parts import derived_from
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.training_arguments import HABITS, MODELS, TRL, Habits
 from planner.trainers.reading.training_scripts import TRAINERS
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
-
-WORD = "program"
-"""The setting that says which program starts a recipe."""
 
 
 def through_program(path: Path, data: Mapping[str, Any], said: Given) -> tuple[Settings, Habits, int | None, tuple[str, ...]]:
@@ -40,6 +38,8 @@ def through_program(path: Path, data: Mapping[str, Any], said: Given) -> tuple[S
         del said.questions[before:]
         return plain, TRL, said.num_gpus, (*told, f"its program {file.name} is not read: {str(error).rpartition(': ')[2]}")
     kind = kind_of(path, str(file), given)
+    if found is not None and found.document and not told and HABITS[kind] != TRL:
+        told = (f"read as {file.name} takes it, which a command in {found.document} starts with it",)
     if kind != "unsloth":
         return given, HABITS[kind], said.num_gpus, told
     scores = scores_of_unsloth([read_text(path), read_text(file)], given.label(*MODELS))
@@ -49,7 +49,9 @@ def through_program(path: Path, data: Mapping[str, Any], said: Given) -> tuple[S
 def _program(path: Path, given: Settings, said: Given) -> tuple[Guide | None, tuple[str, ...]]:
     """(The program that starts a recipe, a note where that is not sure)."""
     found, likely = started(path)
-    if (named := said.setting(WORD)) is not None:
+    if (named := said.setting(PROGRAM)) is not None:
+        if program_file(path, named) is None:
+            raise PlannerError(f"--set {PROGRAM}={shown(named)}: there is no such file near {path}")
         return Guide(file="", document="", counts={}, program=named), ()
     if found is not None or not likely:
         return found, ()
@@ -58,7 +60,7 @@ def _program(path: Path, given: Settings, said: Given) -> tuple[Guide | None, tu
         return likely[own[0]], (f"as {likely[own[0]].document} starts other recipes of this folder with {Path(own[0]).name}",)
     if own:
         about = "which program starts it: its project starts other recipes of its folder with these"
-        given.ask(Question(name=WORD, about=about, choices=tuple(_short(path, one) for one in likely)))
+        given.ask(Question(name=PROGRAM, about=about, choices=tuple(_short(path, one) for one in likely)))
     return None, ()
 
 
@@ -69,9 +71,10 @@ def _short(path: Path, program: str) -> str:
 
 def _is_own(file: Path | None) -> bool:
     """Whether a program does something else than TRL's own: it loads by unsloth, or makes a trainer of its own."""
+    if file is None or is_of_unsloth(file):
+        return file is not None
     try:
-        tree = Script(file, Given()).tree if file is not None else None
+        script = WithModules(file, Given())
     except PlannerError:
         return False
-    made = kinds_of(tree, ()) if tree is not None else set()
-    return is_of_unsloth(file) or bool(made & {*TRAINERS})
+    return bool(derived_from(script, TRAINERS).keys() - {*TRAINERS})
