@@ -15,8 +15,10 @@ from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import Word, gap, options, quoted_words, shown_text
+from planner.trainers.reading.steps import NOT_LM
 from planner.trainers.reading.values import read_text
 
+RECIPES = (".yaml", ".yml", ".json")
 MOST_SCRIPTS = 20
 """Scripts beside a recipe that are looked through."""
 MOST_ABOVE = 5
@@ -27,6 +29,8 @@ STARTS = re.compile(r"(?<![\w./-])(?:accelerate(?: +|\.commands\.)launch|torchru
 """Commands that start a program."""
 TRAINS = re.compile(rf"Trainer\b|\b({'|'.join(PARSERS)})\(")
 """What a program has that takes a recipe and trains."""
+ASIDE = re.compile(r"(?i)eval|infer|test|merge|predict|export|generat|chat|serve|convert|plot|upload")
+"""Names of programs that do something else with a recipe."""
 PROGRAM = re.compile(r"(?<![\w./-])[\w./-]+\.py\b|(?<= -m )(?!accelerate|torch\.)[\w.]+")
 
 
@@ -59,6 +63,8 @@ class Guide:
 def guide(path: Path) -> Guide | None:
     """The command of accelerate that launches a recipe: in its own comment, in a script of its folder, in a README.md there or
     above, or in a script of the folders above. None = there is none."""
+    if path.suffix not in RECIPES:
+        return None
     path = path.resolve()
     for document, folder, text in _documents(path, own=not _launched_otherwise(path)):
         commands = re.findall(r"accelerate(?: +|\.commands\.)launch[^\n]*", text)
@@ -77,26 +83,32 @@ def guide(path: Path) -> Guide | None:
 
 def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
     """(The command that starts a recipe, whatever launches it; else programs that start other recipes of its folder)."""
+    if path.suffix not in RECIPES:
+        return None, {}
     path, likely = path.resolve(), dict[str, Guide]()
     for document, folder, text in _documents(path, own=True):
         for command in STARTS.findall(text):
             named = PROGRAM.search(command)
             program = program_file(document, named[0]) if named is not None else None
-            if program is None or TRAINS.search(read_text(program)) is None:
+            if program is None or ASIDE.search(program.stem) or TRAINS.search(read_text(program)) is None:
                 continue
             found = Guide(file="", document=_end(document), counts={}, options=_behind(command, path), program=str(program))
             if _names(command, path, folder):
                 return found, {}
             files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}
-            if any(_names(command, one, folder) for one in files):
+            apart = _steps(path) and _steps(program) and not _steps(path) & _steps(program)
+            if not apart and any(_names(command, one, folder) for one in files):
                 likely.setdefault(found.program, found)
     return None, likely
 
 
+def _steps(file: Path) -> set[str]:
+    """Words of a file's name that say with which step it trains."""
+    return {*re.split(r"[^a-z]+", file.stem.lower())} & {"sft", "dpo", "cpt", *NOT_LM}
+
+
 def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
     """(Document that may start a recipe, the folder from which it names files, its text with long commands in one line)."""
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        return
     above = [folder / "README.md" for folder in list(path.parents)[:MOST_ABOVE]]
     beside = sorted(path.parent.glob("*.sh"))[:MOST_SCRIPTS]
     for document in (*[path] * own, *beside, *(one for one in above if one.is_file())):

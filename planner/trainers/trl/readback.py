@@ -12,10 +12,8 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.file_readers import PROGRAM as PROGRAM_OF_RECIPE
 from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
 from planner.trainers.reading.guides import over_recipe
-from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
-from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, parse
@@ -23,7 +21,7 @@ from planner.trainers.reading.training_scripts import OPEN, OfItsCommandError, b
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
 from planner.trainers.trl.launches import of_old_program, of_options
-from planner.trainers.trl.recipe_programs import through_program
+from planner.trainers.trl.started_recipes import of_own_model, through_program
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo|cpt)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
@@ -73,7 +71,7 @@ def read(path: Path, said: Given) -> Reading:
     settings.data = dict(settings.data)
     split = (of_options(path, settings.data, said) if found.program == "trl" else None) or found.sharding
     habits, gpus = old or HABITS[kind_of(path, script, settings)], said.num_gpus or found.num_gpus
-    return parse(settings, habits, gpus, split, script, (*found.notes, *in_one_process(found), *_of_own_model(path, script)))
+    return parse(settings, habits, gpus, split, script, (*found.notes, *in_one_process(found), *of_own_model(path, script)))
 
 
 def _of_any_command(path: Path, said: Given) -> Reading:
@@ -87,16 +85,7 @@ def _of_any_command(path: Path, said: Given) -> Reading:
         settings.late.append(NEEDED["sequence_length"])
     habits = dataclasses.replace(HABITS[kind_of(path, path.name, settings)], own=True)
     note = "its command stands elsewhere: what is not asked for is at the defaults of its arguments"
-    return parse(settings, habits, said.num_gpus, notes=(note, *_of_own_model(path, path.name)))
-
-
-def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
-    """Note about a program that loads a class of its project for the model."""
-    file = program_file(path, program) if program else None
-    if file is None or (named := own_model(file)) is None:
-        return ()
-    what = "a class of its project: what its layers keep that transformers' do not is not in the plan, which may be too low"
-    return (f"{file.name} loads {named}, {what}",)
+    return parse(settings, habits, said.num_gpus, notes=(note, *of_own_model(path, path.name)))
 
 
 def in_modules(path: Path) -> bool:

@@ -8,6 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.file_readers import PROGRAM
 from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.guides import Guide, started
+from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import is_of_unsloth, kind_of
 from planner.trainers.reading.programs import program_file
@@ -37,9 +38,9 @@ def through_program(path: Path, data: Mapping[str, Any], said: Given) -> tuple[S
     except PlannerError as error:
         del said.questions[before:]
         return plain, TRL, said.num_gpus, (*told, f"its program {file.name} is not read: {str(error).rpartition(': ')[2]}")
-    kind = kind_of(path, str(file), given)
+    kind, told = kind_of(path, str(file), given), (*told, *of_own_model(path, str(file)))
     if found is not None and found.document and not told and HABITS[kind] != TRL:
-        told = (f"read as {file.name} takes it, which a command in {found.document} starts with it",)
+        told = (f"read as {file.name} takes it, with which a command in {found.document} starts it",)
     if kind != "unsloth":
         return given, HABITS[kind], said.num_gpus, told
     scores = scores_of_unsloth([read_text(path), read_text(file)], given.label(*MODELS))
@@ -78,3 +79,12 @@ def _is_own(file: Path | None) -> bool:
     except PlannerError:
         return False
     return bool(derived_from(script, TRAINERS).keys() - {*TRAINERS})
+
+
+def of_own_model(path: Path, program: str) -> tuple[str, ...]:
+    """Note about a program that loads a class of its project for the model."""
+    file = program_file(path, program) if program else None
+    if file is None or (named := own_model(file)) is None:
+        return ()
+    what = "a class of its project: what its layers keep that transformers' do not is not in the plan, which may be too low"
+    return (f"{file.name} loads {named}, {what}",)
