@@ -18,7 +18,6 @@ from planner.trainers.reading.shell.text import Word, gap, options, quoted_words
 from planner.trainers.reading.steps import NOT_LM
 from planner.trainers.reading.values import read_text
 
-RECIPES = (".yaml", ".yml", ".json")
 MOST_SCRIPTS = 20
 """Scripts beside a recipe that are looked through."""
 MOST_ABOVE = 5
@@ -28,9 +27,8 @@ LAUNCHERS = ("", "scripts", "slurm", "jobs", "launch")
 STARTS = re.compile(r"(?<![\w./-])(?:accelerate(?: +|\.commands\.)launch|torchrun|deepspeed|python[\d.]*|uv +run)(?= )[^\n]*")
 """Commands that start a program."""
 TRAINS = re.compile(rf"Trainer\b|\b({'|'.join(PARSERS)})\(")
-"""What a program has that takes a recipe and trains."""
 ASIDE = re.compile(r"(?i)eval|infer|test|merge|predict|export|generat|chat|serve|convert|plot|upload")
-"""Names of programs that do something else with a recipe."""
+"""What a program has that takes a recipe and trains, and names of such as do something else with it."""
 PROGRAM = re.compile(r"(?<![\w./-])[\w./-]+\.py\b|(?<= -m )(?!accelerate|torch\.)[\w.]+")
 
 
@@ -42,7 +40,7 @@ class Guide:
     """The configuration of accelerate."""
     document: str
     """The end of the path of the document that has the command."""
-    counts: dict[str, int | None]
+    counts: dict[str, int | None] = field(default_factory=dict)
     """num_processes and num_machines, where the command has these options; None = with what is no number above 0."""
     others: int = 0
     """Commands of the same document that launch the file in another way."""
@@ -63,7 +61,7 @@ class Guide:
 def guide(path: Path) -> Guide | None:
     """The command of accelerate that launches a recipe: in its own comment, in a script of its folder, in a README.md there or
     above, or in a script of the folders above. None = there is none."""
-    if path.suffix not in RECIPES:
+    if path.suffix not in (".yaml", ".yml", ".json"):
         return None
     path = path.resolve()
     for document, folder, text in _documents(path, own=not _launched_otherwise(path)):
@@ -75,16 +73,13 @@ def guide(path: Path) -> Guide | None:
             said = {"num_processes": processes, "num_machines": machines}
             counts = {name: int(text) or None if text.isdecimal() else None for name, text in said.items() if text is not None}
             differ = dict.fromkeys(one[3] or "none of them" for one in ways if one[3] != deciding)
-            return Guide(
-                file=file, document=_end(document), counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ)
-            )  # fmt: skip
+            end, others = "/".join(document.parts[-2:]), len(ways) - 1
+            return Guide(file=file, document=end, counts=counts, others=others, options=given, differ=tuple(differ))
     return None
 
 
 def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
     """(The command that starts a recipe, whatever launches it; else programs that start other recipes of its folder)."""
-    if path.suffix not in RECIPES:
-        return None, {}
     path, likely = path.resolve(), dict[str, Guide]()
     for document, folder, text in _documents(path, own=True):
         for command in STARTS.findall(text):
@@ -92,7 +87,8 @@ def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
             program = program_file(document, named[0]) if named is not None else None
             if program is None or ASIDE.search(program.stem) or TRAINS.search(read_text(program)) is None:
                 continue
-            found = Guide(file="", document=_end(document), counts={}, options=_behind(command, path), program=str(program))
+            end = "/".join(document.parts[-2:])
+            found = Guide(file="", document=end, options=_behind(command, path), program=str(program))
             if _names(command, path, folder):
                 return found, {}
             files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}
@@ -116,17 +112,14 @@ def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
     root = next((i for i, one in enumerate(path.parents) if (one / ".git").exists()), MOST_ABOVE)
     for folder in list(path.parents)[1 : min(root + 1, MOST_ABOVE)]:
         places = [folder / one for one in LAUNCHERS if folder / one not in path.parents[:1]]
-        scripts = [one for place in places for ending in ("sh", "slurm", "sbatch")
-                   for one in sorted(place.glob(f"*.{ending}"))[:MOST_SCRIPTS]]  # fmt: skip
-        found = [(one, text) for one in scripts if path.name in (text := _joined(one)) and _names(text, path, folder)]
-        found.sort(key=lambda one: not _names_it(one[1], path, folder))
+        texts = {one: _joined(one) for place in places for ending in ("sh", "slurm", "sbatch")
+                 for one in sorted(place.glob(f"*.{ending}"))[:MOST_SCRIPTS]}  # fmt: skip
+        found = sorted(  # those of which a command names it itself come first
+            (not any(_names(each, path, folder) for each in STARTS.findall(text)), one) for one, text in texts.items()
+            if path.name in text and _names(text, path, folder)
+        )  # fmt: skip
         if found:  # those of one folder are ways to start it
-            yield found[0][0], folder, "\n".join(text if _names_it(text, path, folder) else _run(one, text) for one, text in found)
-
-
-def _names_it(text: str, path: Path, folder: Path) -> bool:
-    """Whether a command of a script names a file by itself, and no variable does."""
-    return any(_names(each, path, folder) for each in STARTS.findall(text))
+            yield found[0][1], folder, "\n".join(_run(one, texts[one]) if by_words else texts[one] for by_words, one in found)
 
 
 def _run(script: Path, text: str) -> str:
@@ -155,16 +148,11 @@ def over_recipe(path: Path, data: Mapping[str, Any], said: Given, own: str = "")
 def _commented(path: Path, own: str) -> Guide | None:
     """The first command of a trainer's own that starts a file in its own comment."""
     command = re.search(rf"^#[^\n]*?\b({own} [^\n]{{0,200}}\b{re.escape(path.name)}[^\n]*)", _joined(path), re.MULTILINE)
-    return Guide(file="", document=path.name, counts={}, options=_behind(command[1], path)) if command is not None else None
+    return Guide(file="", document=path.name, options=_behind(command[1], path)) if command is not None else None
 
 
 MOST_SAID = 4
 """Other ways that a note tells."""
-
-
-def _end(document: Path) -> str:
-    """A document, as a note names it."""
-    return "/".join(document.parts[-2:])
 
 
 def _joined(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.accelerators import STEPS
 from planner.trainers.reading.configuration import NEEDED
-from planner.trainers.reading.derived import kinds_of
+from planner.trainers.reading.derived import classes_of, kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
@@ -106,10 +106,10 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     by_unsloth = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
     replaced = of_parser(code) if code is not None and by_unsloth else {}
-    if code is not None and by_unsloth and _leaves_length(code) and not any(one in LENGTHS for one in (*usual, *given.data, *own)):
-        about = f"{code.path.name} hands {CUT} to unsloth, which nobody says: samples are cut at what the model can take"
-        asked = given.said is not None and given.said.sequence_length is None
-        given.late += [dataclasses.replace(NEEDED["sequence_length"], about=about)] * asked
+    lengths = any(one in LENGTHS for one in (*usual, *given.data, *own)) or given.said is None or given.said.sequence_length
+    if code is not None and not lengths and any(HANDS_ON.search(ast.unparse(one)) for one in code.calls("from_pretrained")):
+        about = f"{code.path.name} hands max_seq_length to unsloth, which nobody says: samples are cut at what the model can take"
+        given.late.append(dataclasses.replace(NEEDED["sequence_length"], about=about))
     if by_unsloth:  # what the program says under its options, whatever these are called
         own_words = (*(ADAPTERS if own.get("use_peft") is True else ()), "load_in_4bit", "load_in_8bit")
         given.data = {name: value for name, value in given.data.items() if name not in own_words or own.get(name, value) == value}
@@ -117,12 +117,19 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.asked |= set() if code is None else read_by(code, given.data)
 
 
+HANDS_ON = re.compile(r"\bFast\w*Model\..*\bmax_seq_length=\w+\.max_seq_length\b")
+"""A load of unsloth whose length is an argument; None is that of the model.  [unsloth, models/llama.py: from_pretrained]"""
+
+
 def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[str, Any], nested: bool) -> dict[str, Any]:
     """What the calls of a program make of its model and its trainer, whatever its command says; its defaults without those that it
     hands to nobody. ``nested``: what it quantises with may be quantised again."""
     kinds = {*TRAINERS, *derived_from(code, TRAINERS)}
-    trainers = code.calls(*kinds, *(one for one, names in held(code).items() if not kinds.isdisjoint(names)))
-    given.told = passed_over(code, trainers, SIZES)
+    variables = {one: names for one, names in held(code).items() if code.calls(one)}
+    trainers = code.calls(*kinds, *(one for one, names in variables.items() if not kinds.isdisjoint(names)))
+    away = {one for names in variables.values() for one in names if one.endswith("Trainer")} - kinds - classes_of(code.tree).keys()
+    what = f"which {code.path.name} trains with, is not there: what it changes of the step is not in the plan"
+    given.told = (*passed_over(code, trainers, SIZES), *(f"{one}, {what}" for one in sorted(away)))
     single = () if nested else DOUBLED  # its command may say what it hands to nobody
     parts = parts_of(code, trainers, model_loads(code))
     single = (*single, "use_liger") if of_own_switch(code, parts) else single
@@ -142,16 +149,6 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     if "gradient_checkpointing" in given.data and _checkpoints(code):
         given.data = {**given.data, "gradient_checkpointing": True}
     return usual
-
-
-def _leaves_length(program: Program) -> bool:
-    """Whether the length that a program hands to unsloth's load is an argument that nobody says: none then, and nothing is cut but
-    at what the model can take.  [unsloth, models/llama.py: from_pretrained]"""
-    words = [one.value for call in program.calls("from_pretrained") if of_unsloth(call) for one in call.keywords if one.arg == CUT]
-    return any(isinstance(one, ast.Attribute) and one.attr == CUT for one in words)
-
-
-CUT = "max_seq_length"
 
 
 def _has_own_names(data: Mapping[str, Any]) -> bool:

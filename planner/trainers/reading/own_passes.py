@@ -30,7 +30,7 @@ def question(script: Script, said: Given, trainers: Sequence[str]) -> Question |
     name, method, count = next(_several(script, trainers), ("", "", 0))
     if not count or said.setting(method) is not None:
         return None
-    about = f"of {name} runs the model {count} times or more in a step, which is not priced; false imports it with one pass"
+    about = f"of {name} runs the model {count} times or more in a step, which is not priced; false imports it as the library's"
     return Question(name=method, about=about, choices=("false",))
 
 
@@ -68,12 +68,12 @@ def held(script: Script) -> dict[str, list[str]]:
     puts = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign)]
     tables: dict[str, dict[Any, str]] = {}
     for one in puts:
-        place = one.targets[0]
-        if isinstance(one.value, ast.Dict):
-            pairs = zip(one.value.keys, one.value.values, strict=True)
-            tables[ast.unparse(place)] = {getattr(key, "value", None): last_name(value) for key, value in pairs}
+        place, made = one.targets[0], one.value
+        if isinstance(made, ast.Dict):
+            keys = (getattr(key, "value", None) for key in made.keys)
+            tables[ast.unparse(place)] = dict(zip(keys, map(last_name, made.values), strict=True))
         elif isinstance(place, ast.Subscript) and (table := tables.get(ast.unparse(place.value))) is not None:
-            table[getattr(place.slice, "value", None)] = last_name(one.value)
+            table[getattr(place.slice, "value", None)] = last_name(made)
     found: dict[str, list[str]] = {}
     for one in puts:
         if isinstance(one.targets[0], ast.Name):
