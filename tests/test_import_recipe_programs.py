@@ -143,3 +143,22 @@ def test_a_class_of_a_table_that_runs_the_model_again_is_asked_about(tmp_path: P
     assert "--set get_batch_loss_metrics=false (of Watched runs the model 3 times or more" in asked
     reading = found(tmp_path, {**files, "run.sh": launch.format("plain")}, "dpo/a.yaml")
     assert (reading.questions, reading.objective, reading.fields["zero"], reading.num_gpus) == ((), "dpo", 1, 4)
+
+
+def test_a_program_that_cannot_be_read_and_a_class_that_is_not_there_are_told_of(tmp_path: Path) -> None:
+    text = "from trl import SFTTrainer\nfrom own import start\nstart()\n"
+    files = {"a.yaml": RECIPE, "run.py": text, "README.md": "python run.py a.yaml"}
+    reading = found(tmp_path, files, "a.yaml", 4096, fsdp="no_shard")
+    assert any("its program run.py is not read: it builds no trainer that is known here" in one for one in reading.notes)
+    program = "from away import AwayTrainer\n" + (OWN % "[trainer_name]").replace('"watched": Watched', '"away": AwayTrainer')
+    launch = "accelerate launch --config_file zero1.yaml run.py --trainer away --config dpo/a.yaml"
+    reading = found(tmp_path, {"dpo/a.yaml": PAIRS, "zero1.yaml": ZERO1, "run.py": program, "run.sh": launch}, "dpo/a.yaml")
+    assert any("AwayTrainer, which run.py trains with, is not there" in one for one in reading.notes)
+
+
+@pytest.mark.parametrize(("program", "recipe"), [("train_dpo.py", "sft_a.yaml"), ("evaluate.py", "a.yaml")])
+def test_a_program_of_another_step_or_that_does_not_train_is_not_the_likely_one(tmp_path: Path, program: str, recipe: str) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = found(tmp_path / "alone", {recipe: RECIPE}, recipe, 4096, fsdp="no_shard")
+    files = {recipe: RECIPE, program: OWN % "[trainer_name]", "README.md": f"python {program} --config dpo_b.yaml"}
+    assert found(tmp_path, files, recipe, 4096, fsdp="no_shard") == alone

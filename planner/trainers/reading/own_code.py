@@ -126,8 +126,8 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     hands to nobody. ``nested``: what it quantises with may be quantised again."""
     kinds = {*TRAINERS, *derived_from(code, TRAINERS)}
     variables = {one: names for one, names in held(code).items() if code.calls(one)}
-    trainers = code.calls(*kinds, *(one for one, names in variables.items() if not kinds.isdisjoint(names)))
     away = {one for names in variables.values() for one in names if one.endswith("Trainer")} - kinds - classes_of(code.tree).keys()
+    trainers = code.calls(*kinds, *(one for one, names in variables.items() if not (kinds | away).isdisjoint(names)))
     what = f"which {code.path.name} trains with, is not there: what it changes of the step is not in the plan"
     given.told = (*passed_over(code, trainers, SIZES), *(f"{one}, {what}" for one in sorted(away)))
     single = () if nested else DOUBLED  # its command may say what it hands to nobody

@@ -100,8 +100,11 @@ def _through_program(path: Path, data: dict[str, Any], said: Given) -> tuple[Set
         return plain, TRL, said.num_gpus, told
     try:
         take_program(given, path, str(file), said.num_gpus)
+        wrong = "" if given.calls else "it builds no trainer that is known here"
     except PlannerError as error:
-        return plain, TRL, said.num_gpus, (*told, f"its program {file.name} is not read: {str(error).rpartition(': ')[2]}")
+        wrong = str(error).rpartition(": ")[2]
+    if wrong:
+        return plain, TRL, said.num_gpus, (*told, f"its program {file.name} is not read: {wrong}")
     kind = kind_of(path, str(file), given)
     if found.document and not told and HABITS[kind] != TRL:
         told = (f"read as {file.name} takes it, with which a command in {found.document} starts it",)
