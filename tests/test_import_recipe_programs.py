@@ -162,3 +162,13 @@ def test_a_program_of_another_step_or_that_does_not_train_is_not_the_likely_one(
     alone = found(tmp_path / "alone", {recipe: RECIPE}, recipe, 4096, fsdp="no_shard")
     files = {recipe: RECIPE, program: OWN % "[trainer_name]", "README.md": f"python {program} --config dpo_b.yaml"}
     assert found(tmp_path, files, recipe, 4096, fsdp="no_shard") == alone
+
+
+def test_a_pass_of_the_first_step_alone_is_not_asked_about(tmp_path: Path) -> None:
+    once = "        if not self.warm:\n            model(**batch)\n            self.warm = True\n"
+    body = f"    def training_step(self, model, batch):\n{once}"
+    made = f"class Plain(DPOTrainer):\n{body}        return super().training_step(model, batch)\n"
+    launch = "accelerate launch --config_file zero1.yaml run.py --trainer plain --config dpo/a.yaml"
+    program = (OWN % "[trainer_name]").replace("class Plain(DPOTrainer):\n    pass\n", made)
+    files = {"dpo/a.yaml": PAIRS, "zero1.yaml": ZERO1, "run.py": program, "run.sh": launch}
+    assert "def training_step" in program and found(tmp_path, files, "dpo/a.yaml").questions == ()

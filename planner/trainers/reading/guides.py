@@ -87,8 +87,7 @@ def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
             program = program_file(document, named[0]) if named is not None else None
             if program is None or ASIDE.search(program.stem) or TRAINS.search(read_text(program)) is None:
                 continue
-            end = "/".join(document.parts[-2:])
-            found = Guide(file="", document=end, options=_behind(command, path), program=str(program))
+            found = Guide(file="", document="/".join(document.parts[-2:]), options=_behind(command, path), program=str(program))
             if _names(command, path, folder):
                 return found, {}
             files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}

@@ -92,9 +92,7 @@ def _meant(script: Script, value: ast.expr, tables: Mapping[str, Mapping[Any, st
     if table is None:
         return []
     word = str(script.value(keys[0]))
-    if is_open(word):
-        return [*table.values()]
-    return [table[word]] if word in table else [last_name(one) for one in keys[1:]]
+    return [*table.values()] if is_open(word) else [table[word]] if word in table else [last_name(one) for one in keys[1:]]
 
 
 def classes_made(script: Script, call: ast.Call) -> list[str]:
@@ -121,7 +119,9 @@ def passes(statements: Sequence[ast.stmt], inner: Mapping[str, int] = MappingPro
     count = 0
     for one in reversed(statements):  # of those behind it, which a branch that leaves does not reach
         if isinstance(one, ast.If):
-            ways = (one.body, one.orelse)
+            put = [ast.unparse(each.targets[0]) for each in one.body if isinstance(each, ast.Assign)]
+            once = any(each.startswith("self.") and f"not {each}" in ast.unparse(one.test) for each in put)
+            ways = ([] if once else one.body, one.orelse)  # what is done in the first step alone does not count
             left = [0 if way and isinstance(way[-1], LEAVES) else count for way in ways]
             count = _of(one.test, inner) + max(passes(way, inner) + more for way, more in zip(ways, left, strict=True))
         elif isinstance(one, ast.For | ast.While):
