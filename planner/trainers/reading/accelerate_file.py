@@ -139,7 +139,7 @@ def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
 
 def accelerate_named(given: Settings) -> Sharding | None:
     """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
-    script beside it or in a README.md above; None = nobody names one. One that is not there is asked for."""
+    script beside it or above, or in a README.md; None = nobody names one. One that is not there is asked for."""
     said, named = given.get("accelerate"), guide(given.path)
     name = said or (named.file if named is not None else None)
     if name is None:

@@ -1,4 +1,4 @@
-"""The command of accelerate that launches a recipe, as a document beside the recipe gives it."""
+"""The command that starts a recipe, of accelerate or another one, as a document beside the recipe gives it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,17 +6,30 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.record import record
 from planner.trainers.reading.fine_tuning import QUIET
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.parsed_words import PARSERS
+from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import parsed
+from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import Word, gap, options, quoted_words, shown_text
+from planner.trainers.reading.steps import NOT_LM
 from planner.trainers.reading.values import read_text
 
 MOST_SCRIPTS = 20
 """Scripts beside a recipe that are looked through."""
 MOST_ABOVE = 5
 """Folders whose README.md may launch it: recipes/model/step/recipe.yaml, and a project inside another."""
+LAUNCHERS = ("", "scripts", "slurm", "jobs", "launch")
+"""Folders of a project in which scripts start recipes of other folders; '' = itself."""
+STARTS = re.compile(r"(?<![\w./-])(?:accelerate(?: +|\.commands\.)launch|torchrun|deepspeed|python[\d.]*|uv +run)(?= )[^\n]*")
+"""Commands that start a program."""
+TRAINS = re.compile(rf"Trainer\b|\b({'|'.join(PARSERS)})\(")
+ASIDE = re.compile(r"(?i)eval|infer|test|merge|predict|export|generat|chat|serve|convert|plot|upload")
+"""What a program has that takes a recipe and trains, and names of such as do something else with it."""
+PROGRAM = re.compile(r"(?<![\w./-])[\w./-]+\.py\b|(?<= -m )(?!accelerate|torch\.)[\w.]+")
 
 
 @record
@@ -27,7 +40,7 @@ class Guide:
     """The configuration of accelerate."""
     document: str
     """The end of the path of the document that has the command."""
-    counts: dict[str, int | None]
+    counts: dict[str, int | None] = field(default_factory=dict)
     """num_processes and num_machines, where the command has these options; None = with what is no number above 0."""
     others: int = 0
     """Commands of the same document that launch the file in another way."""
@@ -36,7 +49,7 @@ class Guide:
     differ: tuple[str, ...] = ()
     """What those others say behind the program, where it decides something and is not the same."""
     program: str = ""
-    """The program that it launches."""
+    """The program that it starts, where it is there."""
 
     def __str__(self) -> str:
         """As a note says it."""
@@ -46,37 +59,82 @@ class Guide:
 
 
 def guide(path: Path) -> Guide | None:
-    """The command that launches a recipe: in its own comment, in a script of its folder, or in a README.md there or above.
-    None = there is none."""
+    """The command of accelerate that launches a recipe: in its own comment, in a script of its folder, in a README.md there or
+    above, or in a script of the folders above. None = there is none."""
     if path.suffix not in (".yaml", ".yml", ".json"):
         return None
     path = path.resolve()
-    above = [folder / "README.md" for folder in list(path.parents)[:MOST_ABOVE]]
-    documents = [path, *sorted(path.parent.glob("*.sh"))[:MOST_SCRIPTS], *(one for one in above if one.is_file())]
-    if _launched_otherwise(path):
-        documents.remove(path)
-    for document in documents:
-        commands = re.findall(r"accelerate(?: +|\.commands\.)launch[^\n]*", _joined(document))
-        named = [one for one in commands if document == path or _names(one, path, document)]
+    for document, folder, text in _documents(path, own=not _launched_otherwise(path)):
+        commands = re.findall(r"accelerate(?: +|\.commands\.)launch[^\n]*", text)
+        named = [one for one in commands if document == path or _names(one, path, folder)]
         ways = {one: given for text in named for one, given in _way(text, path)}
-        program = next((found[0] for text in named if (found := re.search(r"(?<![\w./-])[\w./-]+\.py\b", text)) is not None), "")
         if ways:
             (file, processes, machines, deciding), given = next(iter(ways.items()))
             said = {"num_processes": processes, "num_machines": machines}
             counts = {name: int(text) or None if text.isdecimal() else None for name, text in said.items() if text is not None}
             differ = dict.fromkeys(one[3] or "none of them" for one in ways if one[3] != deciding)
-            end = "/".join(document.parts[-2:])
-            return Guide(
-                file=file, document=end, counts=counts, others=len(ways) - 1, options=given, differ=tuple(differ), program=program
-            )  # fmt: skip
+            end, others = "/".join(document.parts[-2:]), len(ways) - 1
+            return Guide(file=file, document=end, counts=counts, others=others, options=given, differ=tuple(differ))
     return None
+
+
+def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
+    """(The command that starts a recipe, whatever launches it; else programs that start other recipes of its folder)."""
+    path, likely = path.resolve(), dict[str, Guide]()
+    for document, folder, text in _documents(path, own=True):
+        for command in STARTS.findall(text):
+            named = PROGRAM.search(command)
+            program = program_file(document, named[0]) if named is not None else None
+            if program is None or ASIDE.search(program.stem) or TRAINS.search(read_text(program)) is None:
+                continue
+            found = Guide(file="", document="/".join(document.parts[-2:]), options=_behind(command, path), program=str(program))
+            if _names(command, path, folder):
+                return found, {}
+            files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}
+            apart = _steps(path) and _steps(program) and not _steps(path) & _steps(program)
+            if not apart and any(_names(command, one, folder) for one in files):
+                likely.setdefault(found.program, found)
+    return None, likely
+
+
+def _steps(file: Path) -> set[str]:
+    """Words of a file's name that say with which step it trains."""
+    return {*re.split(r"[^a-z]+", file.stem.lower())} & {"sft", "dpo", "cpt", *NOT_LM}
+
+
+def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
+    """(Document that may start a recipe, the folder from which it names files, its text with long commands in one line)."""
+    above = [folder / "README.md" for folder in list(path.parents)[:MOST_ABOVE]]
+    beside = sorted(path.parent.glob("*.sh"))[:MOST_SCRIPTS]
+    for document in (*[path] * own, *beside, *(one for one in above if one.is_file())):
+        yield document, document.parent, _joined(document)
+    root = next((i for i, one in enumerate(path.parents) if (one / ".git").exists()), MOST_ABOVE)
+    for folder in list(path.parents)[1 : min(root + 1, MOST_ABOVE)]:
+        places = [folder / one for one in LAUNCHERS if folder / one not in path.parents[:1]]
+        texts = {one: _joined(one) for place in places for ending in ("sh", "slurm", "sbatch")
+                 for one in sorted(place.glob(f"*.{ending}"))[:MOST_SCRIPTS]}  # fmt: skip
+        found = sorted(  # those of which a command names it itself come first
+            (not any(_names(each, path, folder) for each in STARTS.findall(text)), one) for one, text in texts.items()
+            if path.name in text and _names(text, path, folder)
+        )  # fmt: skip
+        if found:  # those of one folder are ways to start it
+            yield found[0][1], folder, "\n".join(_run(one, texts[one]) if by_words else texts[one] for by_words, one in found)
+
+
+def _run(script: Path, text: str) -> str:
+    """The commands of a script as its variables and functions make them."""
+    try:
+        commands = evaluate(text, str(script), {}, script.parent).commands
+    except PlannerError:
+        return text
+    return "\n".join(" ".join(one.words) for one in commands)
 
 
 def over_recipe(path: Path, data: Mapping[str, Any], said: Given, own: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
     """(Settings of a recipe with those that the command which launches it has behind it, a note that names them): the parsers of
     TRL, LLaMA-Factory and axolotl take options over their file. ``own``: the trainer's own command, which counts in a comment of
     the file. What the user says goes before all of it."""
-    found = guide(path) or (_commented(path, own) if own else None)
+    found = guide(path) or (_commented(path, own) if own else started(path)[0])
     given = {} if found is None else {name: value for name, value in found.options.items() if name not in said.settings}
     text = _deciding(given)
     if found is None or not (text or found.differ):
@@ -89,7 +147,7 @@ def over_recipe(path: Path, data: Mapping[str, Any], said: Given, own: str = "")
 def _commented(path: Path, own: str) -> Guide | None:
     """The first command of a trainer's own that starts a file in its own comment."""
     command = re.search(rf"^#[^\n]*?\b({own} [^\n]{{0,200}}\b{re.escape(path.name)}[^\n]*)", _joined(path), re.MULTILINE)
-    return Guide(file="", document=path.name, counts={}, options=_behind(command[1], path)) if command is not None else None
+    return Guide(file="", document=path.name, options=_behind(command[1], path)) if command is not None else None
 
 
 MOST_SAID = 4
@@ -150,17 +208,17 @@ def _deciding(given: Mapping[str, Any]) -> str:
     return " ".join(f"--{name}={str(value).lower() if isinstance(value, bool) else shown_text(str(value))}" for name, value in kept)
 
 
-def _names(command: str, path: Path, document: Path) -> bool:
+def _names(command: str, path: Path, folder: Path) -> bool:
     """Whether a command names a file: by a path that is the end of the file's path as a whole. The file's name alone counts in a
-    document of its folder; a path on the author's machine from the folder of the document on."""
-    inner = path.relative_to(document.parent).parts
+    document of its folder; a path on the author's machine from the ``folder`` of the document on."""
+    inner = path.relative_to(folder).parts
     for word in re.split(r"[\s\"'`=]+", command):
         parts = [one for one in word.strip(",;()").split("/") if one not in ("", ".")]
         if not parts or parts[-1] != path.name:
             continue
         open_ = max((i + 1 for i, one in enumerate(parts) if re.search(r"[$~{}<>]", one)), default=0)
         if word.startswith("/") or open_:  # from a root that is not here
-            ends = [(document.parent.name, *inner)] + ([inner] if open_ and len(parts) - open_ == len(inner) else [])
+            ends = [(folder.name, *inner)] + ([inner] if open_ and len(parts) - open_ == len(inner) else [])
             if any(tuple(parts[open_:][-len(end) :]) == end for end in ends):
                 return True
         elif len(parts) >= len(inner) and tuple(parts) == path.parts[-len(parts) :]:

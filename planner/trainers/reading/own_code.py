@@ -2,6 +2,7 @@
 Nothing is executed."""
 
 import ast
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.accelerators import STEPS
-from planner.trainers.reading.derived import kinds_of
+from planner.trainers.reading.configuration import NEEDED
+from planner.trainers.reading.derived import classes_of, kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
 from planner.trainers.reading.own_flow import passed_over
 from planner.trainers.reading.own_parts import SIZES, attention_put, of_own_switch, other_sizes, parts_of, put_by
+from planner.trainers.reading.own_passes import classes_made, held
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -103,15 +106,30 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     by_unsloth = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
     replaced = of_parser(code) if code is not None and by_unsloth else {}
+    lengths = any(one in LENGTHS for one in (*usual, *given.data, *own)) or given.said is None or given.said.sequence_length
+    if code is not None and not lengths and any(HANDS_ON.search(ast.unparse(one)) for one in code.calls("from_pretrained")):
+        about = f"{code.path.name} hands max_seq_length to unsloth, which nobody says: samples are cut at what the model can take"
+        given.late.append(dataclasses.replace(NEEDED["sequence_length"], about=about))
+    if by_unsloth:  # what the program says under its options, whatever these are called
+        own_words = (*(ADAPTERS if own.get("use_peft") is True else ()), "load_in_4bit", "load_in_8bit")
+        given.data = {name: value for name, value in given.data.items() if name not in own_words or own.get(name, value) == value}
     given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+HANDS_ON = re.compile(r"\bFast\w*Model\..*\bmax_seq_length=\w+\.max_seq_length\b")
+"""A load of unsloth whose length is an argument; None is that of the model.  [unsloth, models/llama.py: from_pretrained]"""
 
 
 def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[str, Any], nested: bool) -> dict[str, Any]:
     """What the calls of a program make of its model and its trainer, whatever its command says; its defaults without those that it
     hands to nobody. ``nested``: what it quantises with may be quantised again."""
-    trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
-    given.told = passed_over(code, trainers, SIZES)
+    kinds = {*TRAINERS, *derived_from(code, TRAINERS)}
+    variables = {one: names for one, names in held(code).items() if code.calls(one)}
+    away = {one for names in variables.values() for one in names if one.endswith("Trainer")} - kinds - classes_of(code.tree).keys()
+    trainers = code.calls(*kinds, *(one for one, names in variables.items() if not (kinds | away).isdisjoint(names)))
+    what = f"which {code.path.name} trains with, is not there: what it changes of the step is not in the plan"
+    given.told = (*passed_over(code, trainers, SIZES), *(f"{one}, {what}" for one in sorted(away)))
     single = () if nested else DOUBLED  # its command may say what it hands to nobody
     parts = parts_of(code, trainers, model_loads(code))
     single = (*single, "use_liger") if of_own_switch(code, parts) else single
@@ -120,14 +138,14 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
     given.late += other_sizes(code, given.said) if given.said is not None else []
     built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
-    derived = (kinds_of(code.tree, [last_name(one.func)]) for one in trainers)
+    derived = (kinds_of(code.tree, classes_made(code, one)) for one in trainers)
     built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
     given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
     lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
     here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
     loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
     given.attention_put = attention_put(code, model_loads(code))
-    given.calls = frozenset((*(last_name(one.func) for one in trainers), *loads))
+    given.calls = frozenset((*(name for one in trainers for name in classes_made(code, one)), *loads))
     if "gradient_checkpointing" in given.data and _checkpoints(code):
         given.data = {**given.data, "gradient_checkpointing": True}
     return usual

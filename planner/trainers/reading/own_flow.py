@@ -31,7 +31,7 @@ CALLS = re.compile(
 METHODS = re.compile(
     rf"{LOOKS}|{GIVES_BACK.pattern}|(named_)?(parameters|modules|children|buffers)|state_dict|enable_input_require_grads|tie_weights|unload"
     r"|gradient_checkpointing_(en|dis)able|resize_token_embeddings|set_\w*(embeddings|adapters?)|requires_grad_|apply|post_init|\w*init_weights"
-    r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|sleep|zero_grad|forward|backward|step|numel|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
+    r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|sleep|zero_grad|forward|backward|step|n(um)?el(ement)?|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
     r"|items|keys|values|split|lower|upper|replace|\w?strip|startswith|endswith|pop|update|copy|append|extend|join|encode|decode|setdefault"
     r"|(normal|zero|copy|fill|uniform|add|mul|div|xavier\w+|kaiming\w+)_|is_floating_point|(un)?squeeze|view|numpy|tolist|clear|all|any|max|min"
 )

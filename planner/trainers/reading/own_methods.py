@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.trainers.reading.derived import calls_above, classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.kernels import ALL_SCORES, OWN_LOSS
 from planner.trainers.reading.own_classes import OF_SCORES, is_model
-from planner.trainers.reading.own_passes import STEPS, of_helpers, passes
+from planner.trainers.reading.own_passes import STEPS, classes_made, of_helpers, passes
 from planner.trainers.reading.python_text import FAR, Function, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
@@ -77,7 +77,7 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
         own, others = lineage(kind, made)
         if "forward" in own_functions(own) and "Module" in others and not is_model(kind, made):  # no class of transformers
             lines[f"around {kind} (line {made[kind].lineno % FAR})"] = None
-    for name in dict.fromkeys(last_name(one.func) for one in trainers):
+    for name in dict.fromkeys(name for one in trainers for name in classes_made(script, one)):
         classes = lineage(name, made)[0]
         named = {**{one: forward for one, forward in held.items() if forward}, **script.functions, **own_functions(classes)}
         for each, one in methods_of(classes, DECIDING):

@@ -7,6 +7,7 @@ from planner.trainers.reading.commands import Launch
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.own_classes import UNSLOTH as LOADS
+from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import program_file, trainer_kind
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.training_arguments import HABITS, MODELS, TRL, UNSLOTH, parse
@@ -17,7 +18,7 @@ from planner.trainers.reading.values import read_text
 BUILT = re.compile(r"(?s)(?<!class )\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
 """A program that builds a trainer: without options its values are its own."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
-PARSED = re.compile(r"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b(HfArgumentParser|TrlParser)\(")
+PARSED = re.compile(rf"(?s)\A(?!.*\b(SFTConfig|DPOConfig|\w*TrainingArguments)\().*\b({'|'.join(PARSERS)})\(")
 """A program whose trainer's arguments are those of its command, as they are parsed."""
 
 

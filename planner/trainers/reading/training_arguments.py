@@ -365,7 +365,7 @@ def _bits(given: Settings) -> int:
         return int(count or (*loads, 4)[0])
     if switches:  # a default of 4 bits waits for the switch
         return next((bits for bits in (4, 8) if given.data.get(f"load_in_{bits}bit") and given.flag(f"load_in_{bits}bit")), 0)
-    named = [bits for bits in (4, 8) if given.flag(f"load_in_{bits}bit") or given.flag(f"use_{bits}bit_quantization")]
+    named = [bits for bits in (4, 8) if given.flag(f"load_in_{bits}bit") | given.flag(f"use_{bits}bit_quantization")]
     return named[0] if named else int(count or 0)
 
 

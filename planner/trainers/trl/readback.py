@@ -3,21 +3,23 @@ Python that build an SFTTrainer, a DPOTrainer or transformers' own Trainer."""
 
 import dataclasses
 import re
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError
-from planner.trainers.reading.guides import guide, over_recipe
+from planner.trainers.reading.file_readers import PROGRAM as PROGRAM_OF_RECIPE
+from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError, Question
+from planner.trainers.reading.guides import Guide, over_recipe, started
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
 from planner.trainers.reading.programs import program_file
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.shell.text import gap
-from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
+from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, Habits, parse
 from planner.trainers.reading.training_scripts import OPEN, OfItsCommandError, builds_in_modules, settings_of
 from planner.trainers.reading.unsloth_parts import scores_of_unsloth
 from planner.trainers.reading.values import read_text
@@ -57,10 +59,10 @@ def read(path: Path, said: Given) -> Reading:
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
-        started = guide(path)
-        notes = (*notes, *_of_own_model(path, started.program if started is not None else ""))
+        data.pop(PROGRAM_OF_RECIPE, None)
+        settings, habits, gpus, told = _through_program(path, data, said)
         split = of_options(path, data, said) if "accelerate_config" in data else None
-        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus, split, notes=notes), data, said)
+        return _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
@@ -86,6 +88,51 @@ def _of_any_command(path: Path, said: Given) -> Reading:
     habits = dataclasses.replace(HABITS[kind_of(path, path.name, settings)], own=True)
     note = "its command stands elsewhere: what is not asked for is at the defaults of its arguments"
     return parse(settings, habits, said.num_gpus, notes=(note, *_of_own_model(path, path.name)))
+
+
+def _through_program(path: Path, data: dict[str, Any], said: Given) -> tuple[Settings, Habits, int | None, tuple[str, ...]]:
+    """(Settings of a recipe as the program that starts it takes them, its habits, its GPUs, notes); those of TRL's own scripts
+    where none is known."""
+    plain, given = Settings(path, data, said=said), Settings(path, data, said=said)
+    found, told = _program(path, plain, said)
+    file = program_file(path, found.program) if found is not None else None
+    if found is None or file is None:
+        return plain, TRL, said.num_gpus, told
+    try:
+        take_program(given, path, str(file), said.num_gpus)
+        wrong = "" if given.calls else "it builds no trainer that is known here"
+    except PlannerError as error:
+        wrong = str(error).rpartition(": ")[2]
+    if wrong:
+        return plain, TRL, said.num_gpus, (*told, f"its program {file.name} is not read: {wrong}")
+    kind = kind_of(path, str(file), given)
+    if found.document and not told and HABITS[kind] != TRL:
+        told = (f"read as {file.name} takes it, with which a command in {found.document} starts it",)
+    gpus = said.num_gpus or (1 if kind == "unsloth" else None)
+    scores = scores_of_unsloth([read_text(path), read_text(file)] if kind == "unsloth" else [], given.label(*MODELS))
+    return given, HABITS[kind], gpus, (*told, *scores, *_of_own_model(path, str(file)))
+
+
+OWN = re.compile(r"\b(?!(?:SFT|DPO|Seq2Seq)?Trainer\b)[A-Z]\w*Trainer\b|\bFast\w*Model\.")
+"""What a program has that does something else with a recipe than TRL's own."""
+
+
+def _program(path: Path, given: Settings, said: Given) -> tuple[Guide | None, tuple[str, ...]]:
+    """(The program that starts a recipe, a note where that is not sure); of several that may be it one is asked for."""
+    found, likely = started(path)
+    if (named := said.setting(PROGRAM_OF_RECIPE)) is not None:
+        if program_file(path, named) is None:
+            raise PlannerError(f"--set {PROGRAM_OF_RECIPE}={shown(named)}: there is no such file near {path}")
+        return Guide(file="", document="", program=named), ()
+    if found is not None or not any(OWN.search(read_text(Path(one))) for one in likely):
+        return found, ()
+    (first, only), *others = likely.items()
+    if not others:
+        return only, (f"as {only.document} starts other recipes of this folder with {Path(first).name}",)
+    folder = Path(commonpath([path.resolve(), *likely]))
+    about = "which program starts it: its project starts other recipes of its folder with these"
+    given.ask(Question(name=PROGRAM_OF_RECIPE, about=about, choices=tuple(str(Path(one).relative_to(folder)) for one in likely)))
+    return None, ()
 
 
 def _of_own_model(path: Path, program: str) -> tuple[str, ...]:
