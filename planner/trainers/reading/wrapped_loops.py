@@ -3,11 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of
 from planner.trainers.reading.given import Question, value_of
+from planner.trainers.reading.loop_passes import passes_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import UNNAMED, last_name
@@ -31,6 +33,8 @@ OTHER_STEPS = re.compile(
 """Names of a step that runs other models too, or generates."""
 DECIDING = re.compile(r"stage|device|enabled|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
 """Keys of DeepSpeed that decide degrees, memory or the batch."""
+SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer")
+"""Its sections that do."""
 HALVES, OFFLOADS = {"bfloat16": "bf16", "float16": "fp16"}, {"fsdp1": "CPUOffload", "fsdp2": "CPUOffloadPolicy"}
 POLICIES = {"fsdp1": ("mixed_precision", "MixedPrecision"), "fsdp2": ("mp_policy", "MixedPrecisionPolicy")}
 OWN_JSON = (
@@ -40,6 +44,7 @@ OWN_JSON = (
 EACH_PASS = "its loop reduces gradients in every pass, without no_sync, priced once a step: communication comes out too short"
 STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whole: memory comes out too high"
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
+GROUPS = "its loop may shard in groups that it replicates (init_device_mesh, line {}), of unknown sizes: priced is one group"
 WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|deepspeed --gpus N --zero 3 --micro-batch-size M"
 
 
@@ -70,8 +75,8 @@ def loop_of(program: Running) -> dict[str, Any]:
         found |= _of_engine(program, _words(program, wraps[0]), found, questions)
     else:
         words = {name: node for one in wraps for name, node in _words(program, one).items()}
-        found |= {STEPS: _steps(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
-        found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps) if kind != "ddp" else {}
+        found |= {STEPS: passes_of(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
+        found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps, notes) if kind != "ddp" else {}
         if "parallelism_config" in found:  # whose groups are no node then
             found["fsdp"] = found["fsdp"].replace("hybrid_shard_zero2", "shard_grad_op").replace("hybrid_shard", "full_shard")
         notes += [STATES_APART] * bool(program.calls("ZeroRedundancyOptimizer"))
@@ -128,19 +133,25 @@ def _of_fsdp(program: Running, kind: str, words: Mapping[str, ast.expr]) -> dict
     return {"fsdp": named, "fsdp_config": {"auto_wrap_policy": "", **host}, "one_unit": single}
 
 
-def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
+def _of_mesh(program: Running, wraps: Sequence[ast.Call], notes: list[str]) -> dict[str, Any]:
     """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees."""
     for call in program.calls("init_device_mesh"):
         words = program.keywords(call)
         sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
-        names = [str(one) for one in words.get("mesh_dim_names") or []]
+        named = words.get("mesh_dim_names")
+        names = [str(one) for one in named] if isinstance(named, list) else []
         if not isinstance(sizes, list) or len(sizes) < 2:
             continue
-        if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", names[1])):
-            what = f"has a mesh of {', '.join(names)[:80]}, whose degrees are not read"
+        if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", "".join(names[1:2]))):
+            what = f"has a mesh of {', '.join(names)[:80] or 'several dimensions'}, whose degrees are not read"
             raise PlannerError(f"{_own(program, wraps)} {what}; {WAY_OUT}")
-        pairs = zip(("dp_replicate_size", "dp_shard_size"), sizes, strict=True)
-        return {"parallelism_config": {name: one if isinstance(one, int) else gap([name]) for name, one in pairs}}
+        if not all(isinstance(one, int) for one in sizes) or not program.runs(call):
+            notes.append(GROUPS.format(call.lineno))
+            return {}
+        if program.said.num_gpus not in (None, sizes[0] * sizes[1]):
+            what = f"has a mesh of {sizes[0]} x {sizes[1]} GPUs, of {program.said.num_gpus} that are said"
+            raise PlannerError(f"{_own(program, wraps)} {what}; --gpus {sizes[0] * sizes[1]} meets it")
+        return {"parallelism_config": {"dp_replicate_size": sizes[0], "dp_shard_size": sizes[1]}}
     return {}
 
 
@@ -176,7 +187,9 @@ def _strategy(program: Running, node: ast.expr | None) -> str:
 def _precision(program: Running, kind: str, words: Mapping[str, ast.expr]) -> dict[str, Any]:
     """Dtypes of products and of reductions: of a policy of FSDP, or of autocast over weights as they lie."""
     word, name = POLICIES.get(kind, ("", ""))
-    made = [] if _is_none(words.get(word)) else program.calls(name)
+    held = held_by(program, words.get(word))
+    made = [held] if isinstance(held, ast.Call) and last_name(held.func) == name else program.calls(name)
+    made = [] if _is_none(words.get(word)) else made
     given = [program.keywords(one) for one in made]
     pairs = {(str(one.get("param_dtype")), str(one.get("reduce_dtype"))) for one in given}
     unknown = not made and not _is_none(words.get(word))
@@ -213,6 +226,11 @@ def _of_engine(
     value = said if said and said.lower() not in ("true", "false") else value
     if isinstance(value, str) and not is_open(value) and (file := beside(program.path, value)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
+    elif any(isinstance(one, ast.Dict) and None in one.keys for one in ast.walk(held_by(program, node) or ast.Module([], []))):
+        value = gap([])  # {**base}: what is in it is not known
+    if isinstance(value, Mapping):
+        value = _with_puts(program, node, value)
+        value = gap([]) if any(isinstance(one := value.get(each), str) and is_open(one) for each in SECTIONS) else value
     own = not _is_none(words.get("optimizer"))
     loaded = found[BATCH] if _is_none(words.get("training_data")) else None  # else the engine makes the loader
     if not isinstance(value, Mapping):
@@ -220,7 +238,7 @@ def _of_engine(
             return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
         questions.append(Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2")))
         return {"deepspeed": "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
-    config = dict(_closed(program, _with_puts(program, node, value), questions))
+    config = dict(_closed(program, value, questions))
     if own:
         config.pop("optimizer", None)
     whole, micro, steps = (
@@ -232,10 +250,11 @@ def _of_engine(
         steps = max(whole // int((micro or batch or 1) * (gpus or whole)), 1)
     if whole and batch is None and gpus:
         batch = max(whole // ((steps or 1) * gpus), 1)
-    named = (config.get("optimizer") or {}).get("type")
-    precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
+    parts = {one: part if isinstance(part := config.get(one), Mapping) else {} for one in SECTIONS}
+    named = parts["optimizer"].get("type")
+    precision = next((one for one in ("bf16", "fp16") if parts[one].get("enabled") is True), "no")
     batch = batch if isinstance(batch, int) else micro or batch or gap([BATCH])
-    auto = any((config.get(one) or {}).get("enabled") == "auto" for one in ("bf16", "fp16"))
+    auto = any(parts[one].get("enabled") == "auto" for one in ("bf16", "fp16"))
     words_of = {"bf16": gap(["bf16"])} if auto else {"mixed_precision": precision}
     return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, **words_of,
             "optim": found["optim"] if own or not named else str(named).lower()}  # fmt: skip
@@ -243,15 +262,17 @@ def _of_engine(
 
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
-    found = {name: dict(one) if isinstance(one, Mapping) else one for name, one in value.items()}
+    found = {name: deepcopy(one) for name, one in value.items()}
     for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)):
         slices, place = list[ast.expr](), put.targets[0]
         while isinstance(place, ast.Subscript):
             slices, place = [place.slice, *slices], place.value
-        same = node is not None and 0 < len(slices) < 3 and ast.unparse(place) == ast.unparse(node)
+        same = node is not None and bool(slices) and ast.unparse(place) == ast.unparse(node)
         if same and program.may_run(put.value):
             keys = [str(program.value(one)) for one in slices]
-            part = found if len(keys) == 1 else found.setdefault(keys[0], {})
+            part: Any = found
+            for key in keys[:-1]:
+                part = part.setdefault(key, {}) if isinstance(part, dict) else None
             new = program.value(put.value)
             if isinstance(part, dict) and (part.get(keys[-1]) == new or program.settled(put.value, None)):
                 part[keys[-1]] = new
@@ -295,37 +316,15 @@ def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]
     return given if given and len(given) == len(trained) < len(calls) else [node]
 
 
-def _steps(program: Running) -> Any:
-    """Passes of a step: n of ``(step + 1) % n == 0`` before the optimizer steps, or of a loop that runs passes and does not step; 1
-    where no word of the program is about accumulation."""
-    nodes = [one for one in ast.walk(program.tree) if isinstance(one, ast.If | ast.For)]
-    for one in (node for node in nodes if isinstance(node, ast.If)):
-        parts = [part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
-        steps = parts and (isinstance(one.body[-1], ast.Continue) or any(map(_updates, one.body)))
-        if steps and program.may_run(one.test):
-            return _first([program.value(parts[0].right)])
-    for loop in (node for node in nodes if isinstance(node, ast.For)):
-        if ".backward(" in ast.unparse(loop) and not _updates(loop) and program.may_run(loop.iter):
-            filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
-            over = [one.iter for one in (loop, *filled) if isinstance(one, ast.For)]
-            ends = [one.args[-1] for one in over if isinstance(one, ast.Call) and last_name(one.func) == "range"]
-            ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
-                     and "loss" in ast.unparse(part.left)]  # fmt: skip
-            ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
-            return _first([program.value(one) for one in ends])
-    return gap([STEPS]) if any("accum" in one.lower() for one in program.names_used()) else 1
-
-
-def _updates(node: ast.AST) -> bool:
-    return re.search(r"\b(optim\w*|opt|scaler|engine|model\w*)\.step\(", ast.unparse(node)) is not None
-
-
-def _first(values: Sequence[Any]) -> Any:
-    return next((one for one in values if isinstance(one, int)), gap([STEPS]))
-
-
 def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
     return f"{program.path}: a training loop of its own ({last_name(wraps[0].func)}, line {wraps[0].lineno})"
+
+
+def _of_another_step(program: Running, node: ast.AST) -> str:
+    """A name of another step that holds more than a constant."""
+    used = isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
+    name = last_name(node) if used else ""
+    return name if OTHER_STEPS.fullmatch(name) and not isinstance(held_by(program, node), ast.Constant) else ""  # type: ignore[arg-type]
 
 
 def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool) -> None:
@@ -337,11 +336,12 @@ def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool
         why = f"runs under {' and '.join(tests)}, which its options do not meet: --set them" if tests else "wraps no model here"
         raise PlannerError(f"{program.path}: {last_name(every[0].func) if every else 'it'} {why}")
     own = _own(program, wraps)
-    other = next((one for one in program.names_used() if OTHER_STEPS.fullmatch(one)), None)
+    other = next((name for one in ast.walk(program.tree) if (name := _of_another_step(program, one))), None)
     if not program.calls("backward"):
         raise PlannerError(f"{own}, whose backward pass is in no file here; {WAY_OUT}")
     if not looped:
-        raise PlannerError(f"{program.path}: a trainer has its loop; import the command that starts it")
+        whose = "a loop over accelerate" if program.calls("Accelerator") else "a trainer has its loop"
+        raise PlannerError(f"{program.path}: {whose}; import the command that starts it")
     if split := program.calls(*SPLITS):
         raise PlannerError(f"{own} splits the model by {last_name(split[0].func)}, whose degrees are not read; {WAY_OUT}")
     if other is not None:
