@@ -297,7 +297,7 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
     called = {last_name(one.func) for one in (*trainers, *script.calls(*CONFIGS))}
     made = classes_of(script.tree)
     ends = re.compile(r"(Trainer|Config|Arguments)$")
-    above = {one: {*lineage(one, made)[1], *map(last_name, made[one].bases)} for one in made if one in called}
+    above = {one: lineage(one, made)[1] for one in made if one in called}
     return next((one for one, names in above.items() if not any(map(ends.search, names))), None)
 
 
