@@ -105,7 +105,7 @@ def test_a_model_that_compiles_itself_is_compiled(tmp_path: Path) -> None:
         ("model.model.layers = model.model.layers[:8]", "'model.model.layers = model.model.layers[:8]' (line 8)"),
         ("del model.model.layers[8:]", "'del model.model.layers[8:]' (line 8)"),
         ("model.lm_head = Ours(model.lm_head)", "'model.lm_head = Ours(model.lm_head)' (line 8)"),
-        ("for one in model.modules():\n    setattr(one, 'inner', Ours(one.inner))", "'setattr(one)' (line 9)"),
+        ("for one in model.modules():\n    setattr(one, 'inner', Ours(one.inner))", '"setattr(one, \'inner\')" (line 9)'),
         ("model.config._attn_implementation = 'eager'", '"model.config._attn_implementation = \'eager\'" (line 8)'),
         ("replace_llama_attn()", "'replace_llama_attn()' (line 8)"),
         ("LlamaMLP.forward = ours", "'LlamaMLP.forward = ours' (line 8)"),

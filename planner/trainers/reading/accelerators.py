@@ -12,7 +12,9 @@ from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 
 STEPS = "gradient_accumulation_steps"
-OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev(?!ice)")
+OTHER_DATA = re.compile(
+    r"(?<![a-z])(eval(uation)?|val(id(ation)?)?|test(ing)?|dev|heldout|held_out)(set|ds|dl|data\w*|loader\w*|batch\w*)?(?![a-z])"
+)
 """Words of data that nothing is trained on."""
 
 
@@ -20,7 +22,9 @@ def of_loop(program: Running) -> dict[str, Any]:
     """Arguments, as those of transformers are called, that a loop over accelerate gives itself; empty where there is none, or a
     trainer has the loop. What is not known is asked for.  [accelerate, accelerator.py: Accelerator.__init__]"""
     made = program.calls("Accelerator")
-    if not made or program.calls(*TRAINERS, *FOREIGN):
+    others = [last_name(one.targets[0]) for one in ast.walk(program.tree) if isinstance(one, ast.Assign)
+              and isinstance(one.value, ast.Name | ast.Attribute) and last_name(one.value) in TRAINERS]  # Own = Trainer
+    if not made or program.calls(*TRAINERS, *FOREIGN, *others):
         return {}
     words = program.keywords(made[0])
     plugin = next((program.keywords(one) for one in program.calls("GradientAccumulationPlugin")), {})
@@ -64,7 +68,13 @@ def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
 
 def loaders_of(program: Running) -> list[ast.Call]:
     """Loaders of data that is trained on."""
-    return [one for one in program.calls("DataLoader") if OTHER_DATA.search(ast.unparse(one).lower()) is None]
+    made = {id(one.value): ast.unparse(one.targets[0]) for one in ast.walk(program.tree) if isinstance(one, ast.Assign)}
+    found = []
+    for one in program.calls("DataLoader"):
+        data = next((word.value for word in one.keywords if word.arg == "dataset"), next(iter(one.args), None))
+        about = f"{made.get(id(one), '')} {program.home_of(one)} {ast.unparse(data) if data is not None else ''}"
+        found += [one] * (OTHER_DATA.search(about.lower()) is None)
+    return found
 
 
 def optimizer_of(program: Running) -> str | None:

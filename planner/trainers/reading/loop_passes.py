@@ -18,7 +18,8 @@ def passes_of(program: Running) -> Any:
     """Passes of a step: n of ``(step + 1) % n == 0`` before the optimizer steps, or of a loop that runs passes and does not step; 1
     where no word of the program is about accumulation."""
     nodes = [one for one in ast.walk(program.tree) if isinstance(one, ast.If | ast.For)]
-    blocks = [block for one in ast.walk(program.tree) if isinstance(block := getattr(one, "body", None), list)]
+    named = [(one, name) for one in ast.walk(program.tree) for name in ("body", "orelse", "finalbody")]
+    blocks = [block for one, name in named if isinstance(block := getattr(one, name, None), list)]
     for one, rest in ((one, block[at + 1 :]) for block in blocks for at, one in enumerate(block) if isinstance(one, ast.If)):
         for test in one.test.values if isinstance(one.test, ast.BoolOp) else [one.test]:
             every, fires = _every(held_by(program, test))

@@ -13,7 +13,7 @@ from planner.trainers.reading.loop_passes import passes_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import UNNAMED, last_name
-from planner.trainers.reading.running import Running
+from planner.trainers.reading.running import Running, WithModules
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
 from planner.trainers.reading.shell.text import gap, is_open, roots
@@ -44,6 +44,10 @@ OWN_JSON = (
 EACH_PASS = "its loop reduces gradients in every pass, without no_sync, priced once a step: communication comes out too short"
 STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whole: memory comes out too high"
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
+OWN = "the training loop is the program's own ({}, line {}): read by the calls that it makes"
+HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
+KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
+"""Functions that are read and give a model back, beside those of WRAPS."""
 GROUPS = "its loop may shard in groups that it replicates (init_device_mesh, line {}), of unknown sizes: priced is one group"
 WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|deepspeed --gpus N --zero 3 --micro-batch-size M"
 
@@ -70,7 +74,8 @@ def loop_of(program: Running) -> dict[str, Any]:
     kinds = {WRAPPERS[last_name(one.func)] for one in wraps}
     kind, questions, notes = kinds.pop() if len(kinds) == 1 else "", list[Question](), list[str]()
     found = {"own_loop": True, "wrapped": kind, BATCH: _batch(program), "optim": optimizer_of(program) or gap(["optim"])}
-    found["sync_each_batch"] = not program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
+    defers = program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
+    found["sync_each_batch"] = all(any(getattr(word, "value", None) is True for word in one.args) for one in defers)
     if kind == "deepspeed":
         found |= _of_engine(program, _words(program, wraps[0]), found, questions)
     else:
@@ -292,7 +297,8 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
             yield name, value_of(said)
         elif DECIDING.fullmatch(name):
             named = next((root for root in roots(one) if root != UNNAMED), name)
-            questions.append(Question(name=named, about=f"{name} of the configuration of DeepSpeed that the program makes"))
+            about = f"{name} of the configuration of DeepSpeed that the program makes"
+            questions.append(Question(name=named, about=about, choices=("0", "1", "2", "3") if name == "stage" else ()))
 
 
 def _batch(program: Running) -> Any:
@@ -320,6 +326,30 @@ def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
     return f"{program.path}: a training loop of its own ({last_name(wraps[0].func)}, line {wraps[0].lineno})"
 
 
+WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
+"""Functions of libraries that give a model back as it was trained before."""
+
+
+def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
+    """Whether a model is what a function makes of it that is neither in the project nor known."""
+    held, made = put.targets[0], put.value
+    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
+        return False
+    name = last_name(made.func)
+    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
+
+
+def known_loop(program: WithModules, looped: bool) -> list[str]:
+    """Notes about a loop of a program's own. Raises PlannerError for one that no plan is of."""
+    wraps = wraps_of(program)
+    _require_known_loop(program, wraps, looped)
+    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
+    puts = [one for one in puts if program.may_run(one.value)]
+    names = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts]
+    handed = [HANDED_ON.format(*each) for each in names if each[1] not in KEEP]
+    return [OWN.format(last_name(wraps[0].func), wraps[0].lineno), *handed]
+
+
 def _of_another_step(program: Running, node: ast.AST) -> str:
     """A name of another step that holds more than a constant."""
     used = isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
@@ -327,7 +357,7 @@ def _of_another_step(program: Running, node: ast.AST) -> str:
     return name if OTHER_STEPS.fullmatch(name) and not isinstance(held_by(program, node), ast.Constant) else ""  # type: ignore[arg-type]
 
 
-def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool) -> None:
+def _require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool) -> None:
     """Raises PlannerError for a loop whose step or whose degrees are others than those of one language model under data parallel,
     or which is none."""
     every = _of_libraries(Script.calls(program, *WRAPPERS))
