@@ -59,7 +59,8 @@ def _every(test: ast.expr | None) -> tuple[ast.expr | None, bool]:
 def _updates(program: Running, node: ast.AST) -> bool:
     """Whether weights are updated in it: by a step of what is no scheduler, or by a function that takes one."""
     for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
-        made = program.functions.get(last_name(call.func))
+        own = isinstance(call.func, ast.Name) or last_name(getattr(call.func, "value", call)) == "self"  # no model.train()
+        made = program.functions.get(last_name(call.func)) if own else None
         inner = [call, *(ast.walk(made) if made is not None else ())]
         steps = (one.func for one in inner if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
         if any(one.attr == "step" and not NO_OPTIMIZER.search(last_name(one.value).lower()) for one in steps):

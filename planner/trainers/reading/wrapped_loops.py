@@ -12,7 +12,7 @@ from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.loop_passes import passes_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import UNNAMED, last_name
+from planner.trainers.reading.python_text import FAR, UNNAMED, last_name
 from planner.trainers.reading.running import Running, WithModules
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
@@ -44,7 +44,7 @@ OWN_JSON = (
 EACH_PASS = "its loop reduces gradients in every pass, without no_sync, priced once a step: communication comes out too short"
 STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whole: memory comes out too high"
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
-OWN = "the training loop is the program's own ({}, line {}): read by the calls that it makes"
+OWN = "the training loop is the program's own ({}): read by the calls that it makes"
 HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
 KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
 """Functions that are read and give a model back, beside those of WRAPS."""
@@ -323,7 +323,12 @@ def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]
 
 
 def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
-    return f"{program.path}: a training loop of its own ({last_name(wraps[0].func)}, line {wraps[0].lineno})"
+    return f"{program.path}: a training loop of its own ({_place(wraps)})"
+
+
+def _place(wraps: Sequence[ast.Call]) -> str:
+    line = f", line {wraps[0].lineno}" if wraps[0].lineno < FAR else ""  # else of another file
+    return f"{last_name(wraps[0].func)}{line}"
 
 
 WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
@@ -347,7 +352,7 @@ def known_loop(program: WithModules, looped: bool) -> list[str]:
     puts = [one for one in puts if program.may_run(one.value)]
     names = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts]
     handed = [HANDED_ON.format(*each) for each in names if each[1] not in KEEP]
-    return [OWN.format(last_name(wraps[0].func), wraps[0].lineno), *handed]
+    return [OWN.format(_place(wraps)), *handed]
 
 
 def _of_another_step(program: Running, node: ast.AST) -> str:
