@@ -49,7 +49,8 @@ def test_a_section_that_is_none_is_named(tmp_path: Path, section: str) -> None:
 
 def test_keys_of_an_engine_that_change_nothing_are_silent(tmp_path: Path) -> None:
     config = {**ENGINE, "steps_per_print": 10, "tensorboard": {"enabled": True},
-              "hybrid_engine": {"enabled": False, "inference_tp_size": 1}, "fp16": {"enabled": False, "loss_scale_window": 100}}  # fmt: skip
+              "hybrid_engine": {"enabled": False, "inference_tp_size": 1},
+              "fp16": {"enabled": False, "loss_scale_window": 100}}  # fmt: skip
     found = looped(tmp_path, ENGINED.replace("CONFIG", repr(config)), passes=ENGINE_PASS)
     assert [one for one in found.unread if "deepspeed" in one] == []
 
