@@ -45,8 +45,10 @@ def read(path: Path, said: Given) -> Reading:
     data = model_arguments(program, loads, False, notes)
     engine = loop["wrapped"] == "deepspeed" and loop.get("mixed_precision") in ("bf16", "fp16")  # casts all weights
     data |= {} if loads or builds_a_model(program) else {**made_elsewhere(said), **({"torch_dtype": None} if engine else {})}
-    if data.get("use_peft") == gap(["use_peft"]) and _leaves_out_adapters(program):
-        del data["use_peft"]
+    called = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}
+    makes = [one for one in called if re.search(r"(?i)(to|add|apply|inject|get)_(lora|peft)|lora_?config|lora_model", one)]
+    if makes and not program.calls(*makes):  # its options leave them out
+        data.pop("use_peft", None)
     data |= {} if loads else _built(program)
     data |= parts_of(program, (), loads) | adapters(program, False) | on_cpus(program) | lengths.said(program, notes)
     put_checkpointing(program, said, loop, False)
@@ -59,13 +61,6 @@ def read(path: Path, said: Given) -> Reading:
     settings.late += [OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else []
     settings.usual = loop
     return parse(settings, TRANSFORMERS, said.num_gpus, Sharding(), notes=tuple(notes))
-
-
-def _leaves_out_adapters(program: WithModules) -> bool:
-    """Whether a program has calls that make adapters, and its options keep all of them from being made."""
-    named = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}
-    makes = [one for one in named if re.search(r"(?i)(to|add|apply|inject|get)_(lora|peft)|lora_?config|lora_model", one)]
-    return bool(makes) and not program.calls(*makes)
 
 
 def _built(program: WithModules) -> dict[str, Any]:

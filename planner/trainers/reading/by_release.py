@@ -138,11 +138,6 @@ def _by(size: float) -> str:
     return f" by up to {size / GIB:.1f} GiB" if size else ""
 
 
-def _length(given: Settings, job: Reading) -> int | None:
-    """Of a plan's sequences: what is said beside the file goes before it."""
-    return (given.said.sequence_length if given.said is not None else None) or job.sequence_length
-
-
 def _of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec | None) -> Iterator[str]:
     """Note about scores of an evaluation while training that are larger than what a training step has and it has not: all in half
     precision, in fp32 and their log softmax, as Liger fuses while a model trains alone. TRL has it fuse there too since 0.29, and
@@ -152,7 +147,8 @@ def _of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec 
     named = f"{word('eval_strategy')} {word('evaluation_strategy')}".lower()
     apart = word("val_set_size") not in (None, 0, "0") or word("test_datasets")
     on = apart if trainer == "axolotl" else re.search(r"(^| |\.)(steps|epoch)\b", named)
-    loss, micro, length = load_trainer(job.trainer).stored.loss, job.fields.get("micro_batch_size", 1), _length(given, job)
+    loss, micro, length = load_trainer(job.trainer).stored.loss, job.fields.get("micro_batch_size", 1), job.sequence_length
+    length = (given.said and given.said.sequence_length) or length
     fused, pieces = loss == "fused_linear", loss == "chunked" or "CutCrossEntropy" in str(word("plugins"))
     skips = fused and trainer == "trl" and newer(given.path, "trl", EVAL_FUSED)
     if not on or pieces or skips or trainer == "unsloth" or job.objective != "lm" or spec is None or not length:

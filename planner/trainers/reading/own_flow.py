@@ -57,8 +57,6 @@ OF_LIBRARY = re.compile(
 """Parts of a library that programs put their own in the place of."""
 THROUGH = re.compile(r"get_(base_model|\w*embeddings|submodule)|(named_)?(modules|parameters|children)|half|float|bfloat16|to|cuda")
 """Methods that give a model or parts of it."""
-MOST_ROUNDS = 8
-"""Names of names that are followed against the order of the text."""
 MOST = 3
 """Of what is passed over that is named."""
 
@@ -94,10 +92,8 @@ class Flow:
                  *(arg for one in loads for arg in one.args if last_name(one.func) == "from_config")]  # fmt: skip
         self.configs = {ast.unparse(one) for one in words}
         self.start = {script.home_of(one): one.lineno for one in reversed(loads)}  # before it a name holds that of the model
-        self._back, before = load is None, -1
-        for _ in range(MOST_ROUNDS):
-            if before == len(self.held):
-                break
+        self._back, before, rounds = load is None, -1, 8  # names of names against the order of the text
+        while before < len(self.held) and (rounds := rounds - 1):
             before = len(self.held)
             for node in self.nodes:
                 self._spread(node)
@@ -126,8 +122,8 @@ class Flow:
         """Whether a function has a name of its own that the module has too."""
         name = self.script.home_of(node)
         if name not in self._own:
-            home = self.script.functions.get(name)
-            self._own[name] = {getattr(one, "arg", getattr(one, "id", "")) for one in (ast.walk(home) if home is not None else ())
+            within = ast.walk(self.script.functions.get(name, ast.Module([], [])))
+            self._own[name] = {getattr(one, "arg", getattr(one, "id", "")) for one in within
                                if isinstance(one, ast.arg) or isinstance(getattr(one, "ctx", None), ast.Store)}  # fmt: skip
         return node.id in self._own[name]
 

@@ -7,9 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of
+from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of, passes_of
 from planner.trainers.reading.given import Question, value_of
-from planner.trainers.reading.loop_passes import passes_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import FAR, UNNAMED, last_name
@@ -46,8 +45,6 @@ STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whol
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
 OWN = "the training loop is the program's own ({}): read by the calls that it makes"
 HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
-KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
-"""Functions that are read and give a model back, beside those of WRAPS."""
 GROUPS = "its loop may shard in groups that it replicates (init_device_mesh, line {}), of unknown sizes: priced is one group"
 WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|deepspeed --gpus N --zero 3 --micro-batch-size M"
 
@@ -143,8 +140,7 @@ def _of_mesh(program: Running, wraps: Sequence[ast.Call], notes: list[str]) -> d
     for call in program.calls("init_device_mesh"):
         words = program.keywords(call)
         sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
-        named = words.get("mesh_dim_names")
-        names = [str(one) for one in named] if isinstance(named, list) else []
+        names = [str(one) for one in named] if isinstance(named := words.get("mesh_dim_names"), list) else []
         if not isinstance(sizes, list) or len(sizes) < 2:
             continue
         if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", "".join(names[1:2]))):
@@ -193,8 +189,8 @@ def _precision(program: Running, kind: str, words: Mapping[str, ast.expr]) -> di
     """Dtypes of products and of reductions: of a policy of FSDP, or of autocast over weights as they lie."""
     word, name = POLICIES.get(kind, ("", ""))
     held = held_by(program, words.get(word))
-    made = [held] if isinstance(held, ast.Call) and last_name(held.func) == name else program.calls(name)
-    made = [] if _is_none(words.get(word)) else made
+    named = isinstance(held, ast.Call) and last_name(held.func) == name
+    made = [] if _is_none(held) else [held] if isinstance(held, ast.Call) and named else program.calls(name)
     given = [program.keywords(one) for one in made]
     pairs = {(str(one.get("param_dtype")), str(one.get("reduce_dtype"))) for one in given}
     unknown = not made and not _is_none(words.get(word))
@@ -331,8 +327,10 @@ def _place(wraps: Sequence[ast.Call]) -> str:
     return f"{last_name(wraps[0].func)}{line}"
 
 
-WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
-"""Functions of libraries that give a model back as it was trained before."""
+WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel",
+         "get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper",
+         "initialize")  # fmt: skip
+"""Functions of libraries that give a model back as it was trained before, or are read."""
 
 
 def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
@@ -349,9 +347,8 @@ def known_loop(program: WithModules, looped: bool) -> list[str]:
     wraps = wraps_of(program)
     _require_known_loop(program, wraps, looped)
     puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
-    puts = [one for one in puts if program.may_run(one.value)]
-    names = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts]
-    handed = [HANDED_ON.format(*each) for each in names if each[1] not in KEEP]
+    handed = [HANDED_ON.format(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one)))
+              for one in puts if program.may_run(one.value)]  # fmt: skip
     return [OWN.format(_place(wraps)), *handed]
 
 
