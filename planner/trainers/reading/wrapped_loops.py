@@ -239,7 +239,8 @@ def _of_engine(
             return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
         named = node is None and isinstance(value, str) and {*roots(value)} - {UNNAMED}  # variables of its command
         questions += [] if named else [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
-        return {"deepspeed": value if named else "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
+        return {"deepspeed": value if named else "zero3", BATCH: loaded if isinstance(loaded, int) else 1,
+                "optim": found["optim"] if own else None}  # fmt: skip
     config = dict(_closed(program, value, questions))
     if own:
         config.pop("optimizer", None)
