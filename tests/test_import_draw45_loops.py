@@ -49,6 +49,7 @@ def test_a_section_that_is_none_is_named(tmp_path: Path, section: str) -> None:
 
 def test_keys_of_an_engine_that_change_nothing_are_silent(tmp_path: Path) -> None:
     config = {**ENGINE, "steps_per_print": 10, "tensorboard": {"enabled": True},
+              "tensor_parallel": {"autotp_size": 2, "partition_config": {"layer_specs": [{"patterns": ["q"]}]}},
               "hybrid_engine": {"enabled": False, "inference_tp_size": 1},
               "fp16": {"enabled": False, "loss_scale_window": 100}}  # fmt: skip
     found = looped(tmp_path, ENGINED.replace("CONFIG", repr(config)), passes=ENGINE_PASS)
@@ -120,3 +121,23 @@ def test_adapters_that_options_leave_out_are_not_asked_for(tmp_path: Path) -> No
     text += ENGINED.replace("CONFIG", repr(ENGINE)) + f"\nfor batch in loader:\n    {ENGINE_PASS}\n"
     found = read(written(tmp_path, text, "loop.py"), None, Given(num_gpus=8, model="llama-3-8b", sequence_length=512))
     assert "use_peft" not in asked_for(found)
+
+
+def test_variables_in_the_place_of_an_engines_file_are_asked_for_alone(tmp_path: Path) -> None:
+    """The file was asked for beside them."""
+    looped(tmp_path, ENGINED.replace("config=CONFIG, ", "args=args, "), passes=ENGINE_PASS)
+    run = "deepspeed --num_gpus 8 loop.py --deepspeed --deepspeed_config $WHERE/ds.json\n"
+    found = read(written(tmp_path, run, "run.sh"), None, Given())
+    assert "WHERE" in asked_for(found) and "deepspeed" not in asked_for(found)
+
+
+def test_a_name_that_holds_a_trainer_is_one(tmp_path: Path) -> None:
+    """A loop over accelerate beside it had its optimizer asked for."""
+    text = "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\nfrom accelerate import Accelerator\n" + (
+        "class Other:\n    def run(self):\n        Accelerator()\n        torch.optim.SGD(w), torch.optim.AdamW(w)\n"
+        "Own = Trainer\nmodel = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-7B', torch_dtype='bfloat16')\n"
+        "Own(model=model, args=TrainingArguments('out', per_device_train_batch_size=2, bf16=True)).train()\n"
+    )
+    written(tmp_path, text, "tune.py")
+    found = read(written(tmp_path, "torchrun --nproc_per_node 8 tune.py --bf16 true\n", "run.sh"), None, Given())
+    assert "optim" not in asked_for(found)

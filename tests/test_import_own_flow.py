@@ -55,6 +55,17 @@ def test_a_cast_under_another_name_or_in_a_function_is_read(tmp_path: Path, betw
     assert passed_over(job) == ""
 
 
+FLASH = "def forward(self, x):\n    return flash_attn_func(x)\ndef fast():\n    LlamaAttention.forward = forward\nfast()"
+
+
+@pytest.mark.parametrize(("between", "above"), [
+    ("watch.setattr(name='x', value=2)\nsetattr(**words)", ""), ("setattr(model, 'head', model.lm_head)", ""), ("", FLASH),
+    ("apply_liger_kernel_to_llama(model=model)", ""),
+])  # fmt: skip
+def test_another_name_of_a_part_and_flash_attention_are_silent(tmp_path: Path, between: str, above: str) -> None:
+    assert passed_over(found(tmp_path, between, above)) == ""
+
+
 def test_a_cast_of_a_part_or_behind_adapters_is_not_one_of_the_model(tmp_path: Path) -> None:
     job = found(tmp_path, "model.lm_head = model.lm_head.float()")
     assert job.precision == "bf16_true"

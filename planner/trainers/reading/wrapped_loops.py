@@ -237,7 +237,7 @@ def _of_engine(
     if not isinstance(value, Mapping):
         if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
             return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
-        named = node is None and isinstance(value, str) and {*roots(value)} - {UNNAMED}  # variables of its command
+        named = {*roots(value)} - {UNNAMED} if node is None and isinstance(value, str) else set()  # variables of its command
         questions += [] if named else [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
         return {"deepspeed": value if named else "zero3", BATCH: loaded if isinstance(loaded, int) else 1,
                 "optim": found["optim"] if own else None}  # fmt: skip
@@ -254,13 +254,13 @@ def _of_engine(
     if whole and batch is None and gpus:
         batch = max(whole // ((steps or 1) * gpus), 1)
     parts = {one: part if isinstance(part := config.get(one), Mapping) else {} for one in SECTIONS}
-    named = parts["optimizer"].get("type")
+    kind = parts["optimizer"].get("type")
     precision = next((one for one in ("bf16", "fp16") if parts[one].get("enabled") is True), "no")
     batch = batch if isinstance(batch, int) else micro or batch or gap([BATCH])
     auto = any(parts[one].get("enabled") == "auto" for one in ("bf16", "fp16"))
     words_of = {"bf16": gap(["bf16"])} if auto else {"mixed_precision": precision}
     return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, **words_of,
-            "optim": found["optim"] if own or not named else str(named).lower()}  # fmt: skip
+            "optim": found["optim"] if own or not kind else str(kind).lower()}  # fmt: skip
 
 
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
