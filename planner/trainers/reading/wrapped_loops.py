@@ -349,7 +349,7 @@ def known_loop(program: WithModules, looped: bool) -> list[str]:
     wraps = wraps_of(program)
     _require_known_loop(program, wraps, looped)
     puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
-    handed = [HANDED_ON.format(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one)))
+    handed = [HANDED_ON.format(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one)) or "a function")
               for one in puts if program.may_run(one.value)]  # fmt: skip
     return [OWN.format(_place(wraps)), *handed]
 
