@@ -37,6 +37,7 @@ from planner.trainers.reading.running import WithModules
 from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, cut_length, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.training_arguments import DOUBLED, LENGTHS, MODES, RANKS, TARGETS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
@@ -94,7 +95,9 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
         usual = _take_calls(given, code, file, usual, bool(own.get("use_bnb_nested_quant", True)))
-        given.told = (*given.told, *(known_loop(code, True) if "wrapped" in own else ()))
+        if "wrapped" in own:
+            objective_of(given, program)  # another step is told of first
+            given.told = (*given.told, *known_loop(code, True))
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
     elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
