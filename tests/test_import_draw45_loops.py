@@ -1,5 +1,6 @@
 """Loops of people's own, as examples of libraries have them: passes, sections of an engine, questions without a way on."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,13 @@ def test_a_name_that_holds_a_trainer_is_one(tmp_path: Path) -> None:
     written(tmp_path, text, "tune.py")
     found = read(written(tmp_path, "torchrun --nproc_per_node 8 tune.py --bf16 true\n", "run.sh"), None, Given())
     assert "optim" not in asked_for(found)
+
+
+def test_a_file_of_an_engine_lies_beside_the_script_that_names_it(tmp_path: Path) -> None:
+    """Its precision, batch and passes were asked for, as it does not lie beside the program."""
+    (tmp_path / "runs").mkdir()
+    written(tmp_path / "runs", json.dumps(ENGINE), "ds.json")
+    looped(tmp_path, ENGINED.replace("config=CONFIG, ", "args=args, "), passes=ENGINE_PASS)
+    run = "deepspeed --num_gpus 8 ../loop.py --deepspeed --deepspeed_config ds.json\n"
+    found = read(written(tmp_path / "runs", run, "run.sh"), None, Given())
+    assert (asked_for(found), found.precision, found.fields["zero"]) == ([], "bf16", 3)

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
@@ -60,9 +61,10 @@ def _of_libraries(calls: Sequence[ast.Call]) -> list[ast.Call]:
     return [one for one in calls if last_name(one.func) != "initialize" or ast.unparse(one.func) in names]
 
 
-def loop_of(program: Running) -> dict[str, Any]:
+def loop_of(program: Running, started: Path | None = None) -> dict[str, Any]:
     """Arguments, as those of transformers are called, that a loop over accelerate, torch or DeepSpeed gives itself; empty where a
-    trainer has the loop. Its notes and questions stand under loop_notes and loop_questions."""
+    trainer has the loop. Its notes and questions stand under loop_notes and loop_questions. ``started``: the file
+    that starts it."""
     wraps = wraps_of(program)
     bare = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and not one.bases}
     trainers = [one for one in program.calls(*TRAINERS, *FOREIGN) if last_name(one.func) not in bare]
@@ -74,7 +76,7 @@ def loop_of(program: Running) -> dict[str, Any]:
     defers = program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
     found["sync_each_batch"] = all(any(getattr(word, "value", None) is True for word in one.args) for one in defers)
     if kind == "deepspeed":
-        found |= _of_engine(program, _words(program, wraps[0]), found, questions)
+        found |= _of_engine(program, _words(program, wraps[0]), found, questions, started)
     else:
         words = {name: node for one in wraps for name, node in _words(program, one).items()}
         found |= {STEPS: passes_of(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
@@ -218,14 +220,15 @@ def _autocast(program: Running) -> str:
 
 
 def _of_engine(
-    program: Running, words: Mapping[str, ast.expr], found: Mapping[str, Any], questions: list[Question]
+    program: Running, words: Mapping[str, ast.expr], found: Mapping[str, Any], questions: list[Question], started: Path | None
 ) -> dict[str, Any]:
     """What deepspeed.initialize is given: its configuration as a mapping, a file, or an option of the command; an optimizer of the
     loop goes before the one that this names.  [deepspeed, __init__.py: initialize; runtime/engine.py: _configure_optimizer]"""
     node, said = words.get("config", words.get("config_params")), program.said.setting("deepspeed")
     value = program.said.setting("deepspeed_config") if node is None else program.value(node)
     value = said if said and said.lower() not in ("true", "false") else value
-    if isinstance(value, str) and not is_open(value) and (file := beside(program.path, value)) is not None:
+    places = [one for one in (started, program.path) if one is not None and isinstance(value, str) and not is_open(value)]
+    if (file := next(filter(None, (beside(one, str(value)) for one in places)), None)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
     elif any(isinstance(one, ast.Dict) and None in one.keys for one in ast.walk(held_by(program, node) or ast.Module([], []))):
         value = gap([])  # {**base}: what is in it is not known
