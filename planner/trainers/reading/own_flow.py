@@ -31,7 +31,7 @@ CALLS = re.compile(
 METHODS = re.compile(
     rf"{LOOKS}|{GIVES_BACK.pattern}|(named_)?(parameters|modules|children|buffers)|state_dict|enable_input_require_grads|tie_weights|unload"
     r"|gradient_checkpointing_(en|dis)able|resize_token_embeddings|set_\w*(embeddings|adapters?)|requires_grad_|apply|post_init|\w*init_weights"
-    r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|sleep|zero_grad|forward|backward|step|numel|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
+    r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|sleep|zero_grad|forward|backward|step|n(um)?el(ement)?|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
     r"|items|keys|values|split|lower|upper|replace|\w?strip|startswith|endswith|pop|update|copy|append|extend|join|encode|decode|setdefault"
     r"|(normal|zero|copy|fill|uniform|add|mul|div|xavier\w+|kaiming\w+)_|is_floating_point|(un)?squeeze|view|numpy|tolist|clear|_set_static_graph|all|any|max|min"
 )
@@ -57,6 +57,8 @@ OF_LIBRARY = re.compile(
 """Parts of a library that programs put their own in the place of."""
 THROUGH = re.compile(r"get_(base_model|\w*embeddings|submodule)|(named_)?(modules|parameters|children)|half|float|bfloat16|to|cuda")
 """Methods that give a model or parts of it."""
+ROUNDS = 8
+"""Names against the order of the text that are followed."""
 MOST = 3
 """Of what is passed over that is named."""
 
@@ -79,8 +81,8 @@ class Flow:
 
     def __init__(self, script: Running, trainers: Sequence[ast.Call] = (), load: ast.Call | None = None) -> None:
         self.script = script
-        self.nodes = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign | ast.For | ast.Call | ast.Delete)]
-        self._own: dict[str, set[str]] = {}
+        self.nodes = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign | ast.Call | ast.Delete | ast.For)]
+        self._bound: dict[str, set[str]] = {}
         puts = [one for one in self.nodes if isinstance(one, ast.Assign)]
         given = [next((word.value for word in one.keywords if word.arg == "model"), next(iter(one.args), None)) for one in trainers]
         given += [one.targets[0] for one in puts if load is not None and one.value is load]
@@ -92,9 +94,9 @@ class Flow:
                  *(arg for one in loads for arg in one.args if last_name(one.func) == "from_config")]  # fmt: skip
         self.configs = {ast.unparse(one) for one in words}
         self.start = {script.home_of(one): one.lineno for one in reversed(loads)}  # before it a name holds that of the model
-        self._back, before, rounds = load is None, -1, 8  # names of names against the order of the text
-        while before < len(self.held) and (rounds := rounds - 1):
-            before = len(self.held)
+        self._back, before, rounds = load is None, -1, 0
+        while before < len(self.held) and rounds < ROUNDS:
+            before, rounds = len(self.held), rounds + 1
             for node in self.nodes:
                 self._spread(node)
 
@@ -120,12 +122,12 @@ class Flow:
 
     def _binds(self, node: ast.Name) -> bool:
         """Whether a function has a name of its own that the module has too."""
-        name = self.script.home_of(node)
-        if name not in self._own:
-            within = ast.walk(self.script.functions.get(name, ast.Module([], [])))
-            self._own[name] = {getattr(one, "arg", getattr(one, "id", "")) for one in within
-                               if isinstance(one, ast.arg) or isinstance(getattr(one, "ctx", None), ast.Store)}  # fmt: skip
-        return node.id in self._own[name]
+        home = self.script.home_of(node)
+        if home not in self._bound:
+            within = ast.walk(made) if (made := self.script.functions.get(home)) is not None else ()
+            self._bound[home] = {getattr(one, "arg", getattr(one, "id", "")) for one in within
+                                 if isinstance(one, ast.arg) or isinstance(getattr(one, "ctx", None), ast.Store)}  # fmt: skip
+        return node.id in self._bound[home]
 
     def _spread(self, node: ast.AST) -> None:
         """Names that hold the model as others do: by assignments, loops, parameters and what functions give back."""
@@ -192,14 +194,14 @@ class Flow:
     def _called(self, node: ast.Call, made: bool) -> str:
         """A method of the model or of a part of it, or a function that is given it."""
         name = last_name(node.func)
-        last = node.args[-1] if name == "setattr" and node.args else None  # a switch of a part, or another name of one
+        last = node.args[2] if name == "setattr" and len(node.args) > 2 else None  # a switch of a part, or another name of one
         plain = isinstance(last, ast.Constant) or (isinstance(last, ast.Attribute) and self.holds(node.args[0]) and self._is(last))
         if name in self.script.functions or not name or plain:
             return ""
         if isinstance(node.func, ast.Attribute) and self._is(node.func.value):
             return "" if METHODS.fullmatch(name) or not made else f"{ast.unparse(node.func)}()"
         given = self._given(node) if made else ""
-        given = f"{given}, {ast.unparse(node.args[1])[:40]}" if given and last is not None and len(node.args) > 1 else given
+        given = f"{given}, {ast.unparse(node.args[1])[:40]}" if given and last is not None else given
         return f"{name}({given})" if PATCHES.fullmatch(name) or (given and not CALLS.fullmatch(name)) else ""
 
     def _given(self, node: ast.Call) -> str:
