@@ -55,6 +55,17 @@ def test_a_cast_under_another_name_or_in_a_function_is_read(tmp_path: Path, betw
     assert passed_over(job) == ""
 
 
+FLASH = "def forward(self, x):\n    return flash_attn_func(x)\ndef fast():\n    LlamaAttention.forward = forward\nfast()"
+
+
+@pytest.mark.parametrize(("between", "above"), [
+    ("watch.setattr(name='x', value=2)\nsetattr(**words)", ""), ("setattr(model, 'head', model.lm_head)", ""), ("", FLASH),
+    ("apply_liger_kernel_to_llama(model=model)", ""),
+])  # fmt: skip
+def test_another_name_of_a_part_and_flash_attention_are_silent(tmp_path: Path, between: str, above: str) -> None:
+    assert passed_over(found(tmp_path, between, above)) == ""
+
+
 def test_a_cast_of_a_part_or_behind_adapters_is_not_one_of_the_model(tmp_path: Path) -> None:
     job = found(tmp_path, "model.lm_head = model.lm_head.float()")
     assert job.precision == "bf16_true"
@@ -105,7 +116,7 @@ def test_a_model_that_compiles_itself_is_compiled(tmp_path: Path) -> None:
         ("model.model.layers = model.model.layers[:8]", "'model.model.layers = model.model.layers[:8]' (line 8)"),
         ("del model.model.layers[8:]", "'del model.model.layers[8:]' (line 8)"),
         ("model.lm_head = Ours(model.lm_head)", "'model.lm_head = Ours(model.lm_head)' (line 8)"),
-        ("for one in model.modules():\n    setattr(one, 'inner', Ours(one.inner))", "'setattr(one)' (line 9)"),
+        ("for one in model.modules():\n    setattr(one, 'inner', Ours(one.inner))", '"setattr(one, \'inner\')" (line 9)'),
         ("model.config._attn_implementation = 'eager'", '"model.config._attn_implementation = \'eager\'" (line 8)'),
         ("replace_llama_attn()", "'replace_llama_attn()' (line 8)"),
         ("LlamaMLP.forward = ours", "'LlamaMLP.forward = ours' (line 8)"),

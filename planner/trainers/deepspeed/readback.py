@@ -27,7 +27,7 @@ OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd", "muon": "muon"}
 
 NAMES = {"adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_8bit": "adam_8bit", "sgd": "sgd"}
 """Optimizers of transformers."""
-_BARE = re.compile(r"(?<=:)(\s*)([A-Z]\w{1,60})(?=\s*[,}\n])")
+_BARE = re.compile(r"(?<=:)(\s*)(?!(?:True|False|None|NaN|Infinity)\b)([A-Z]\w{1,60})(?=\s*[,}\n])")
 """A word of a template, in whose place a script puts a value."""
 _PLACE = re.compile(r"\$\{(\w+)\}")
 """The same as this reader keeps it."""

@@ -1,6 +1,7 @@
 """Programs in Python that train in a loop of their own: over FSDP, FSDP2 or DDP of torch, or over the engine of DeepSpeed."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.loading import UNDATED
 from planner.trainers.reading.own_classes import DECODERS, model_loads, owner
-from planner.trainers.reading.own_code import is_handed_on
 from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.programs import trains_with
 from planner.trainers.reading.python_text import last_name
@@ -29,20 +29,7 @@ from planner.trainers.reading.training_scripts import (
     require_language_model,
 )
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import loop_of, require_known_loop, wraps_of
-
-OWN = "the training loop is the program's own ({}, line {}): read by the calls that it makes"
-HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
-KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
-"""Functions that are read and give a model back, beside those of own_code."""
-
-
-def _handed_on(program: WithModules, node: ast.AST) -> tuple[str, str] | None:
-    """(a model, what it is handed to) where nobody here knows what that makes of it."""
-    if not isinstance(node, ast.Assign) or not is_handed_on(program, node) or not program.may_run(node.value):
-        return None
-    name = last_name(getattr(node.value, "func", node.value))
-    return None if name in KEEP else (ast.unparse(node.targets[0]), name)
+from planner.trainers.reading.wrapped_loops import known_loop, loop_of
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -50,22 +37,26 @@ def read(path: Path, said: Given) -> Reading:
     if (library := trains_with(read_text(path))) is not None:
         raise PlannerError(f"{path}: a program of {library}, of whose programs this one is not read; 'plan estimate' takes its job")
     program = WithModules(path, said)
-    loop, wraps = loop_of(program), wraps_of(program)
-    require_known_loop(program, wraps, "wrapped" in loop)
+    loop = loop_of(program)
+    notes = known_loop(program, "wrapped" in loop)
     require_known_adapters(program)
     require_language_model(program)
-    notes = [OWN.format(last_name(wraps[0].func), wraps[0].lineno)]
-    notes += [HANDED_ON.format(*names) for one in ast.walk(program.tree) if (names := _handed_on(program, one))]
     loads = trained(program, model_loads(program))
     data = model_arguments(program, loads, False, notes)
     engine = loop["wrapped"] == "deepspeed" and loop.get("mixed_precision") in ("bf16", "fp16")  # casts all weights
     data |= {} if loads or builds_a_model(program) else {**made_elsewhere(said), **({"torch_dtype": None} if engine else {})}
+    called = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}
+    makes = [one for one in called if re.search(r"(?i)(to|add|apply|inject|get)_(lora|peft)|lora_?config|lora_model", one)]
+    if makes and not program.calls(*makes):  # its options leave them out
+        data.pop("use_peft", None)
     data |= {} if loads else _built(program)
     data |= parts_of(program, (), loads) | adapters(program, False) | on_cpus(program) | lengths.said(program, notes)
     put_checkpointing(program, said, loop, False)
     if program.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(program.defaults))}")
+    answered = {*said.used}  # by what the loop says
     settings = Settings(path, said.filled(data), said=said)
+    settings.asked |= answered
     settings.late += [*loop.pop("loop_questions"), *own_steps(program, said), *other_sizes(program, said)]
     settings.late += [OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else []
     settings.usual = loop

@@ -1,10 +1,13 @@
-"""Loops that people write over accelerate: what their Accelerator, its plugins, their data loader and optimizer say."""
+"""Loops that people write over accelerate: what their Accelerator, its plugins, their data loader and optimizer say; and how many
+passes a loop runs before its optimizer steps."""
 
 import ast
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
+from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import BATCH
@@ -12,7 +15,9 @@ from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 
 STEPS = "gradient_accumulation_steps"
-OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev(?!ice)")
+OTHER_DATA = re.compile(
+    r"(?<![a-z])(eval(uation)?|val(id(ation)?)?|test(ing)?|dev|heldout|held_out)(set|ds|dl|data\w*|loader\w*|batch\w*)?(?![a-z])"
+)
 """Words of data that nothing is trained on."""
 
 
@@ -20,7 +25,9 @@ def of_loop(program: Running) -> dict[str, Any]:
     """Arguments, as those of transformers are called, that a loop over accelerate gives itself; empty where there is none, or a
     trainer has the loop. What is not known is asked for.  [accelerate, accelerator.py: Accelerator.__init__]"""
     made = program.calls("Accelerator")
-    if not made or program.calls(*TRAINERS, *FOREIGN):
+    others = [last_name(one.targets[0]) for one in ast.walk(program.tree) if isinstance(one, ast.Assign)
+              and isinstance(one.value, ast.Name | ast.Attribute) and last_name(one.value) in TRAINERS]  # Own = Trainer
+    if not made or program.calls(*TRAINERS, *FOREIGN, *others):
         return {}
     words = program.keywords(made[0])
     plugin = next((program.keywords(one) for one in program.calls("GradientAccumulationPlugin")), {})
@@ -64,7 +71,11 @@ def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
 
 def loaders_of(program: Running) -> list[ast.Call]:
     """Loaders of data that is trained on."""
-    return [one for one in program.calls("DataLoader") if OTHER_DATA.search(ast.unparse(one).lower()) is None]
+    made = {id(one.value): ast.unparse(one.targets[0]) for one in ast.walk(program.tree) if isinstance(one, ast.Assign)}
+    calls = [(one, ast.Call(one.func, one.args[:1], [word for word in one.keywords if word.arg == "dataset"]))
+             for one in program.calls("DataLoader")]  # fmt: skip
+    about = [f"{made.get(id(one), '')} {program.home_of(one)} {ast.unparse(short)}" for one, short in calls]
+    return [one for (one, _), text in zip(calls, about, strict=True) if OTHER_DATA.search(text.lower()) is None]
 
 
 def optimizer_of(program: Running) -> str | None:
@@ -76,3 +87,56 @@ def optimizer_of(program: Running) -> str | None:
         names = {one.lower() for one in program.names_used() if one.lower() in OPTIMIZERS and one[:1].isupper()}
     kinds = {OPTIMIZERS[one] for one in names}
     return None if not kinds else gap(["optim"]) if len(kinds) > 1 else min(names)
+
+
+ACCUMULATES = re.compile(r"accum(?!\w*(token|loss|time|count|metric|correct|sample))")
+
+
+def passes_of(program: Running) -> Any:
+    """Passes of a step: n of ``(step + 1) % n == 0`` before the optimizer steps, or of a loop that runs passes and does not step; 1
+    where no word of the program is about accumulation."""
+    nodes = [one for one in ast.walk(program.tree) if isinstance(one, ast.If | ast.For)]
+    blocks = [block for one in ast.walk(program.tree) for name in ("body", "orelse", "finalbody")
+              if isinstance(block := getattr(one, name, None), list)]  # fmt: skip
+    for one, rest in ((one, block[at + 1 :]) for block in blocks for at, one in enumerate(block) if isinstance(one, ast.If)):
+        for test in one.test.values if isinstance(one.test, ast.BoolOp) else [one.test]:
+            every, fires = _every(held_by(program, test))
+            left = one.orelse or (rest if isinstance(one.body[-1], ast.Continue) else [])
+            updates = every is not None and any(_updates(program, each) for each in (one.body if fires else left))
+            if every is not None and updates and program.may_run(one.test):
+                return _first([program.value(every)])
+    if not _updates(program, program.tree):
+        return gap([STEPS])
+    for loop in (node for node in nodes if isinstance(node, ast.For)):
+        if ".backward(" in ast.unparse(loop) and not _updates(program, loop) and program.may_run(loop.iter):
+            filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
+            over = [one.iter for one in (loop, *filled) if isinstance(one, ast.For)]
+            ends = [one.args[-1] for one in over if isinstance(one, ast.Call) and last_name(one.func) == "range"]
+            ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
+                     and "loss" in ast.unparse(part.left)]  # fmt: skip
+            ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
+            return _first([program.value(one) for one in ends])
+    return gap([STEPS]) if any(ACCUMULATES.search(one.lower()) for one in program.names_used()) else 1
+
+
+def _every(test: ast.expr | None) -> tuple[ast.expr | None, bool]:
+    """(n, whether it holds at each nth) of a condition on what a count of passes leaves: (step + 1) % n == 0, step % n."""
+    fires = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    test = test.operand if isinstance(test, ast.UnaryOp) and fires else test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        fires = fires is not isinstance(test.ops[0], ast.Eq)
+        test = None if not fires and isinstance(test.comparators[0], ast.Name | ast.Attribute) else test.left  # != rank
+    divides = isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod)
+    return (test.right if isinstance(test, ast.BinOp) and divides else None, fires)
+
+
+def _updates(program: Running, node: ast.AST) -> bool:
+    """Whether weights are updated in it: by a step of what is no scheduler, or by a function of the program that takes one."""
+    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    named = [last_name(one) for one in calls if isinstance(one, ast.Name) or ast.unparse(one).startswith("self.")]
+    text = " ".join(map(ast.unparse, [node, *(program.functions[one] for one in named if one in program.functions)]))
+    return re.search(r"(?i)\b(?!\w*(?:sched|prof|lr|warmup|env|ema|bar))\w+(?:\[\w+\])?\.step\(", text) is not None
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return next((one for one in values if isinstance(one, int)), gap([STEPS]))

@@ -112,7 +112,7 @@ class FineTuning:
     @property
     def tokens(self) -> int:
         """Of a forward pass; 0 = not known."""
-        length = self.sequence_length or (self.given.said.sequence_length if self.given.said is not None else None) or 0
+        length = (self.given.said.sequence_length if self.given.said is not None else None) or self.sequence_length or 0
         return self.micro_batch_size * length * (2 if self.objective == "dpo" else 1)
 
 
@@ -347,7 +347,7 @@ def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
     notes = [*job.sharding.notes, *_differences(job)]
     if job.sharding.kind == "deepspeed" and not job.sharding.fields.get("zero") and job.precision == "bf16":
         notes.append(_of_stage_0(job.optimizer, gpus or 0))
-    if job.sharding.kind == "ddp" and (gpus or 0) > 1:
+    if job.sharding.kind == "ddp" and (gpus or 0) > 1 and job.given.usual.get("wrapped") != "ddp":
         notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
     if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):
         notes.append("what ZeRO++ sends in 4 or 8 bits is priced in 16: communication comes out too long, up to 4 times")

@@ -16,7 +16,15 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
 from planner.trainers.reading.own_flow import passed_over
-from planner.trainers.reading.own_parts import SIZES, attention_put, of_own_switch, other_sizes, parts_of, put_by
+from planner.trainers.reading.own_parts import (
+    SIZES,
+    attention_put,
+    held_by,
+    of_own_switch,
+    other_sizes,
+    parts_of,
+    put_by,
+)
 from planner.trainers.reading.own_passes import classes_made, held
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
@@ -32,6 +40,7 @@ from planner.trainers.reading.running import WithModules
 from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, cut_length, derived_from, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.training_arguments import DOUBLED, LENGTHS, MODES, RANKS, TARGETS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
@@ -48,7 +57,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import loop_of
+from planner.trainers.reading.wrapped_loops import is_handed_on, known_loop, loop_of
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -75,7 +84,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
     code = _followed(file, {**usual, **given.data}, gpus)
-    own = {} if code is None else {**own_code(code, decided, by_rank), **loop_of(code)}
+    own = {} if code is None else {**own_code(code, decided, by_rank), **loop_of(code, path)}
     given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
@@ -89,6 +98,9 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
         usual = _take_calls(given, code, file, usual, bool(own.get("use_bnb_nested_quant", True)))
+        if "wrapped" in own:
+            objective_of(given, program)  # another step is told of first
+            given.told = (*given.told, *known_loop(code, True))
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
     elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
@@ -164,19 +176,6 @@ def _trains_all(program: Program) -> bool:
     makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
     trains = bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
     return trains and not any(is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
-
-
-WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
-"""Functions of libraries that give a model back as it was trained before."""
-
-
-def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
-    """Whether a model is what a function makes of it that is neither in the project nor known."""
-    held, made = put.targets[0], put.value
-    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
-        return False
-    name = last_name(made.func)
-    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
 
 
 def _without_classes(tree: ast.Module) -> str:
@@ -375,6 +374,9 @@ def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:
     calls under."""
     takers = ("LoraConfig", "get_peft_model", "BitsAndBytesConfig", *CONFIGS, "from_pretrained", "Accelerator", "DataLoader")
     calls = Script.calls(program, *takers)
+    given_on = [word for one in Script.calls(program, "initialize") for word in one.keywords]
+    engines = [held_by(program, one.value) for one in given_on if str(one.arg).startswith("config")]
+    calls += [one for one in engines if isinstance(one, ast.Call)]
     given: list[ast.AST] = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
     given += [node for call in calls for test in program.conditions(call) for node in ast.walk(test)]
     words = [one for one in given if isinstance(one, ast.Attribute | ast.Name)]

@@ -25,7 +25,7 @@ GIVES_BACK = re.compile(
 CALLS = re.compile(
     rf"{LOOKS}|{GIVES_BACK.pattern}|hasattr|getattr|isinstance|type|len|next|str|id|sum|filter|map|repr|dir|vars|bool|int|float|set|sorted|any"
     r"|all|min|max|enumerate|zip|tuple|dict|append|extend|update|join|exists|set_seed|set_z3_leaf_modules|super|partial|tensor|init(ialize_\w+)?|finish"
-    r"|unload|range|\w+_like|__\w+__|patch_\w*tokenizer\w*|clip_grad\w*|gather\w*|ref(erence)?_\w+|[A-Z]\w*"
+    r"|unload|range|\w+_like|__\w+__|patch_\w*tokenizer\w*|apply_liger_kernel_to_\w+|tqdm|sleep|clip_grad\w*|gather\w*|ref(erence)?_\w+|[A-Z]\w*"
 )
 """Functions that change nothing which decides; what makes collators and callbacks."""
 METHODS = re.compile(
@@ -33,7 +33,7 @@ METHODS = re.compile(
     r"|gradient_checkpointing_(en|dis)able|resize_token_embeddings|set_\w*(embeddings|adapters?)|requires_grad_|apply|post_init|\w*init_weights"
     r"|\w*adapters?|register_\w+|to_\w*(file|string|dict)|fast_generate|sleep|zero_grad|forward|backward|step|n(um)?el(ement)?|size|dim|element_size|item|data_ptr|detach|clone|mean|norm|sum|std"
     r"|items|keys|values|split|lower|upper|replace|\w?strip|startswith|endswith|pop|update|copy|append|extend|join|encode|decode|setdefault"
-    r"|(normal|zero|copy|fill|uniform|add|mul|div|xavier\w+|kaiming\w+)_|is_floating_point|(un)?squeeze|view|numpy|tolist|clear|all|any|max|min"
+    r"|(normal|zero|copy|fill|uniform|add|mul|div|xavier\w+|kaiming\w+)_|is_floating_point|(un)?squeeze|view|numpy|tolist|clear|_set_static_graph|all|any|max|min"
 )
 """The same, of methods of a model, its parts, its weights and its name; what casts and freezes is read elsewhere."""
 DECIDES_NOTHING = re.compile(
@@ -178,7 +178,9 @@ class Flow:
         place = ast.unparse(target)
         text = f"{'.'.join(place.split('.')[-3:])} = {ast.unparse(value)[:30]}"
         if OF_LIBRARY.fullmatch(place) or (place.endswith(".compute_loss") and place.rpartition(".")[0] in self.trainers):
-            return "" if re.search("flash|torch.compile", text) else text
+            made = self.script.functions.get(last_name(value))
+            about = f"{text} {self.script.home_of(value)} {ast.unparse(made) if made is not None else ''}"
+            return "" if re.search("flash|torch.compile", about) else text
         part = target.value if isinstance(target, ast.Attribute | ast.Subscript) and before and not self.holds(target) else None
         if part is not None and (self._is(part) or ast.unparse(part) in self.configs):
             name = last_name(target if isinstance(target, ast.Attribute) else part)
@@ -192,12 +194,14 @@ class Flow:
     def _called(self, node: ast.Call, made: bool) -> str:
         """A method of the model or of a part of it, or a function that is given it."""
         name = last_name(node.func)
-        plain = name == "setattr" and any(isinstance(one, ast.Constant) for one in node.args[2:])  # a switch of a part
+        last = node.args[2] if name == "setattr" and len(node.args) > 2 else None  # a switch of a part, or another name of one
+        plain = isinstance(last, ast.Constant) or (isinstance(last, ast.Attribute) and self.holds(node.args[0]) and self._is(last))
         if name in self.script.functions or not name or plain:
             return ""
         if isinstance(node.func, ast.Attribute) and self._is(node.func.value):
             return "" if METHODS.fullmatch(name) or not made else f"{ast.unparse(node.func)}()"
         given = self._given(node) if made else ""
+        given = f"{given}, {ast.unparse(node.args[1])[:40]}" if given and last is not None else given
         return f"{name}({given})" if PATCHES.fullmatch(name) or (given and not CALLS.fullmatch(name)) else ""
 
     def _given(self, node: ast.Call) -> str:

@@ -169,6 +169,9 @@ class Running(Script):
         gpus = self.said.num_gpus
         if gpus and python_text.of_environment(node, ast.unparse(node.func)) and self._value(node.args[0]) == "WORLD_SIZE":
             return gpus
+        several = gpus and gpus > 1 and len(node.args) > 1 and ast.unparse(node.args[1]).strip("'") == "-1"  # torchrun sets it
+        if several and re.search(r"environ\.get\(.(LOCAL_)?RANK.,|getenv\(.(LOCAL_)?RANK.,", ast.unparse(node)):
+            return 0
         if gpus and last_name(node.func) == "get_world_size":
             return gpus
         if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and len(node.args) > 1 and not node.keywords:

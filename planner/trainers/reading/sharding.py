@@ -45,7 +45,8 @@ QUIET_ZERO = re.compile(
     r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
     r"|load_from_fp32_weights|cpu_offload_use_pin_memory|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
     r"|wall_clock_breakdown|moe\..*|scheduler\..*|optimizer\.params\..*|gradient_predivide_factor|prescale_gradients|communication_data_type"
-    r"|(fp16|bf16)\.(?!\w*(master_weights|optimizer_states))\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
+    r"|(fp16|bf16)\.(?!\w*(master_weights|optimizer_states))\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*"
+    r"|(tensorboard|wandb|csv_monitor)\..*|tensor_parallel\.partition_config\..*|hybrid_engine\.(?!enabled)\w+)"
 )
 """Keys of DeepSpeed that change neither the layout nor, by more than a bucket, its memory."""
 
@@ -144,7 +145,7 @@ def _deepspeed(given: Settings) -> Sharding:
         kind="deepspeed", fields=fields, micro_batch_size=numbers[0], accumulation=numbers[1], batch=numbers[2],
         precision=precision, optimizer=None if kind is None else str(kind).lower(), notes=_state_dtypes(given),
         keeps_optimizer=given.get("zero_force_ds_cpu_optimizer") is False, buffers=_buffers(zero, stage),
-        unread=tuple(one for one in given.left() if not QUIET_ZERO.fullmatch(one.split(" = ")[0])),
+        unread=tuple(one for one in given.left() if not QUIET_ZERO.fullmatch(one.split(" = ")[0].removeprefix("deepspeed: "))),
     )  # fmt: skip
 
 

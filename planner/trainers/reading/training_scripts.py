@@ -237,7 +237,8 @@ def _require_training(script: Script) -> None:
     require_ours(script, ours)
     if not script.calls(*CONFIGS, *derived_from(script, CONFIGS)):
         if script.calls("HfArgumentParser", "TrlParser"):
-            raise OfItsCommandError(f"{script.path}: it takes its arguments from its command line")
+            what = "it takes its arguments from its command line; import the script or the YAML that starts it"
+            raise OfItsCommandError(f"{script.path}: {what}")
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
     called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}
@@ -297,7 +298,7 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
     called = {last_name(one.func) for one in (*trainers, *script.calls(*CONFIGS))}
     made = classes_of(script.tree)
     ends = re.compile(r"(Trainer|Config|Arguments)$")
-    above = {one: {*lineage(one, made)[1], *map(last_name, made[one].bases)} for one in made if one in called}
+    above = {one: lineage(one, made)[1] for one in made if one in called}
     return next((one for one, names in above.items() if not any(map(ends.search, names))), None)
 
 

@@ -3,15 +3,17 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of
+from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of, passes_of
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import UNNAMED, last_name
-from planner.trainers.reading.running import Running
+from planner.trainers.reading.python_text import FAR, UNNAMED, last_name
+from planner.trainers.reading.running import Running, WithModules
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
 from planner.trainers.reading.shell.text import gap, is_open, roots
@@ -31,6 +33,8 @@ OTHER_STEPS = re.compile(
 """Names of a step that runs other models too, or generates."""
 DECIDING = re.compile(r"stage|device|enabled|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
 """Keys of DeepSpeed that decide degrees, memory or the batch."""
+SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer")
+"""Its sections that do."""
 HALVES, OFFLOADS = {"bfloat16": "bf16", "float16": "fp16"}, {"fsdp1": "CPUOffload", "fsdp2": "CPUOffloadPolicy"}
 POLICIES = {"fsdp1": ("mixed_precision", "MixedPrecision"), "fsdp2": ("mp_policy", "MixedPrecisionPolicy")}
 OWN_JSON = (
@@ -40,6 +44,9 @@ OWN_JSON = (
 EACH_PASS = "its loop reduces gradients in every pass, without no_sync, priced once a step: communication comes out too short"
 STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whole: memory comes out too high"
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
+OWN = "the training loop is the program's own ({}): read by the calls that it makes"
+HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
+GROUPS = "its loop may shard in groups that it replicates (init_device_mesh, line {}), of unknown sizes: priced is one group"
 WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|deepspeed --gpus N --zero 3 --micro-batch-size M"
 
 
@@ -54,9 +61,10 @@ def _of_libraries(calls: Sequence[ast.Call]) -> list[ast.Call]:
     return [one for one in calls if last_name(one.func) != "initialize" or ast.unparse(one.func) in names]
 
 
-def loop_of(program: Running) -> dict[str, Any]:
+def loop_of(program: Running, started: Path | None = None) -> dict[str, Any]:
     """Arguments, as those of transformers are called, that a loop over accelerate, torch or DeepSpeed gives itself; empty where a
-    trainer has the loop. Its notes and questions stand under loop_notes and loop_questions."""
+    trainer has the loop. Its notes and questions stand under loop_notes and loop_questions. ``started``: the file
+    that starts it."""
     wraps = wraps_of(program)
     bare = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and not one.bases}
     trainers = [one for one in program.calls(*TRAINERS, *FOREIGN) if last_name(one.func) not in bare]
@@ -65,13 +73,14 @@ def loop_of(program: Running) -> dict[str, Any]:
     kinds = {WRAPPERS[last_name(one.func)] for one in wraps}
     kind, questions, notes = kinds.pop() if len(kinds) == 1 else "", list[Question](), list[str]()
     found = {"own_loop": True, "wrapped": kind, BATCH: _batch(program), "optim": optimizer_of(program) or gap(["optim"])}
-    found["sync_each_batch"] = not program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
+    defers = program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
+    found["sync_each_batch"] = all(any(getattr(word, "value", None) is True for word in one.args) for one in defers)
     if kind == "deepspeed":
-        found |= _of_engine(program, _words(program, wraps[0]), found, questions)
+        found |= _of_engine(program, _words(program, wraps[0]), found, questions, started)
     else:
         words = {name: node for one in wraps for name, node in _words(program, one).items()}
-        found |= {STEPS: _steps(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
-        found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps) if kind != "ddp" else {}
+        found |= {STEPS: passes_of(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
+        found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps, notes) if kind != "ddp" else {}
         if "parallelism_config" in found:  # whose groups are no node then
             found["fsdp"] = found["fsdp"].replace("hybrid_shard_zero2", "shard_grad_op").replace("hybrid_shard", "full_shard")
         notes += [STATES_APART] * bool(program.calls("ZeroRedundancyOptimizer"))
@@ -128,19 +137,24 @@ def _of_fsdp(program: Running, kind: str, words: Mapping[str, ast.expr]) -> dict
     return {"fsdp": named, "fsdp_config": {"auto_wrap_policy": "", **host}, "one_unit": single}
 
 
-def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
+def _of_mesh(program: Running, wraps: Sequence[ast.Call], notes: list[str]) -> dict[str, Any]:
     """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees."""
     for call in program.calls("init_device_mesh"):
         words = program.keywords(call)
         sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
-        names = [str(one) for one in words.get("mesh_dim_names") or []]
+        names = [str(one) for one in named] if isinstance(named := words.get("mesh_dim_names"), list) else []
         if not isinstance(sizes, list) or len(sizes) < 2:
             continue
-        if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", names[1])):
-            what = f"has a mesh of {', '.join(names)[:80]}, whose degrees are not read"
+        if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", "".join(names[1:2]))):
+            what = f"has a mesh of {', '.join(names)[:80] or 'several dimensions'}, whose degrees are not read"
             raise PlannerError(f"{_own(program, wraps)} {what}; {WAY_OUT}")
-        pairs = zip(("dp_replicate_size", "dp_shard_size"), sizes, strict=True)
-        return {"parallelism_config": {name: one if isinstance(one, int) else gap([name]) for name, one in pairs}}
+        if not all(isinstance(one, int) for one in sizes) or not program.runs(call):
+            notes.append(GROUPS.format(call.lineno))
+            return {}
+        if program.said.num_gpus not in (None, sizes[0] * sizes[1]):
+            what = f"has a mesh of {sizes[0]} x {sizes[1]} GPUs, of {program.said.num_gpus} that are said"
+            raise PlannerError(f"{_own(program, wraps)} {what}; --gpus {sizes[0] * sizes[1]} meets it")
+        return {"parallelism_config": {"dp_replicate_size": sizes[0], "dp_shard_size": sizes[1]}}
     return {}
 
 
@@ -176,7 +190,9 @@ def _strategy(program: Running, node: ast.expr | None) -> str:
 def _precision(program: Running, kind: str, words: Mapping[str, ast.expr]) -> dict[str, Any]:
     """Dtypes of products and of reductions: of a policy of FSDP, or of autocast over weights as they lie."""
     word, name = POLICIES.get(kind, ("", ""))
-    made = [] if _is_none(words.get(word)) else program.calls(name)
+    held = held_by(program, words.get(word))
+    named = isinstance(held, ast.Call) and last_name(held.func) == name
+    made = [] if _is_none(held) else [held] if isinstance(held, ast.Call) and named else program.calls(name)
     given = [program.keywords(one) for one in made]
     pairs = {(str(one.get("param_dtype")), str(one.get("reduce_dtype"))) for one in given}
     unknown = not made and not _is_none(words.get(word))
@@ -204,23 +220,31 @@ def _autocast(program: Running) -> str:
 
 
 def _of_engine(
-    program: Running, words: Mapping[str, ast.expr], found: Mapping[str, Any], questions: list[Question]
+    program: Running, words: Mapping[str, ast.expr], found: Mapping[str, Any], questions: list[Question], started: Path | None
 ) -> dict[str, Any]:
     """What deepspeed.initialize is given: its configuration as a mapping, a file, or an option of the command; an optimizer of the
     loop goes before the one that this names.  [deepspeed, __init__.py: initialize; runtime/engine.py: _configure_optimizer]"""
     node, said = words.get("config", words.get("config_params")), program.said.setting("deepspeed")
     value = program.said.setting("deepspeed_config") if node is None else program.value(node)
     value = said if said and said.lower() not in ("true", "false") else value
-    if isinstance(value, str) and not is_open(value) and (file := beside(program.path, value)) is not None:
+    places = [one for one in (started, program.path) if one is not None and isinstance(value, str) and not is_open(value)]
+    if (file := next(filter(None, (beside(one, str(value)) for one in places)), None)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
+    elif any(isinstance(one, ast.Dict) and None in one.keys for one in ast.walk(held_by(program, node) or ast.Module([], []))):
+        value = gap([])  # {**base}: what is in it is not known
+    if isinstance(value, Mapping):
+        value = _with_puts(program, node, value)
+        value = gap([]) if any(isinstance(one := value.get(each), str) and is_open(one) for each in SECTIONS) else value
     own = not _is_none(words.get("optimizer"))
     loaded = found[BATCH] if _is_none(words.get("training_data")) else None  # else the engine makes the loader
     if not isinstance(value, Mapping):
         if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
             return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
-        questions.append(Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2")))
-        return {"deepspeed": "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
-    config = dict(_closed(program, _with_puts(program, node, value), questions))
+        named = {*roots(value)} - {UNNAMED} if node is None and isinstance(value, str) else set()  # variables of its command
+        questions += [] if named else [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
+        return {"deepspeed": value if named else "zero3", BATCH: loaded if isinstance(loaded, int) else 1,
+                "optim": found["optim"] if own else None}  # fmt: skip
+    config = dict(_closed(program, value, questions))
     if own:
         config.pop("optimizer", None)
     whole, micro, steps = (
@@ -232,26 +256,29 @@ def _of_engine(
         steps = max(whole // int((micro or batch or 1) * (gpus or whole)), 1)
     if whole and batch is None and gpus:
         batch = max(whole // ((steps or 1) * gpus), 1)
-    named = (config.get("optimizer") or {}).get("type")
-    precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
+    parts = {one: part if isinstance(part := config.get(one), Mapping) else {} for one in SECTIONS}
+    kind = parts["optimizer"].get("type")
+    precision = next((one for one in ("bf16", "fp16") if parts[one].get("enabled") is True), "no")
     batch = batch if isinstance(batch, int) else micro or batch or gap([BATCH])
-    auto = any((config.get(one) or {}).get("enabled") == "auto" for one in ("bf16", "fp16"))
+    auto = any(parts[one].get("enabled") == "auto" for one in ("bf16", "fp16"))
     words_of = {"bf16": gap(["bf16"])} if auto else {"mixed_precision": precision}
     return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, **words_of,
-            "optim": found["optim"] if own or not named else str(named).lower()}  # fmt: skip
+            "optim": found["optim"] if own or not kind else str(kind).lower()}  # fmt: skip
 
 
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
-    found = {name: dict(one) if isinstance(one, Mapping) else one for name, one in value.items()}
+    found = {name: deepcopy(one) for name, one in value.items()}
     for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)):
         slices, place = list[ast.expr](), put.targets[0]
         while isinstance(place, ast.Subscript):
             slices, place = [place.slice, *slices], place.value
-        same = node is not None and 0 < len(slices) < 3 and ast.unparse(place) == ast.unparse(node)
+        same = node is not None and bool(slices) and ast.unparse(place) == ast.unparse(node)
         if same and program.may_run(put.value):
             keys = [str(program.value(one)) for one in slices]
-            part = found if len(keys) == 1 else found.setdefault(keys[0], {})
+            part: Any = found
+            for key in keys[:-1]:
+                part = part.setdefault(key, {}) if isinstance(part, dict) else None
             new = program.value(put.value)
             if isinstance(part, dict) and (part.get(keys[-1]) == new or program.settled(put.value, None)):
                 part[keys[-1]] = new
@@ -271,7 +298,8 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
             yield name, value_of(said)
         elif DECIDING.fullmatch(name):
             named = next((root for root in roots(one) if root != UNNAMED), name)
-            questions.append(Question(name=named, about=f"{name} of the configuration of DeepSpeed that the program makes"))
+            about = f"{name} of the configuration of DeepSpeed that the program makes"
+            questions.append(Question(name=named, about=about, choices=("0", "1", "2", "3") if name == "stage" else ()))
 
 
 def _batch(program: Running) -> Any:
@@ -295,40 +323,48 @@ def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]
     return given if given and len(given) == len(trained) < len(calls) else [node]
 
 
-def _steps(program: Running) -> Any:
-    """Passes of a step: n of ``(step + 1) % n == 0`` before the optimizer steps, or of a loop that runs passes and does not step; 1
-    where no word of the program is about accumulation."""
-    nodes = [one for one in ast.walk(program.tree) if isinstance(one, ast.If | ast.For)]
-    for one in (node for node in nodes if isinstance(node, ast.If)):
-        parts = [part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
-        steps = parts and (isinstance(one.body[-1], ast.Continue) or any(map(_updates, one.body)))
-        if steps and program.may_run(one.test):
-            return _first([program.value(parts[0].right)])
-    for loop in (node for node in nodes if isinstance(node, ast.For)):
-        if ".backward(" in ast.unparse(loop) and not _updates(loop) and program.may_run(loop.iter):
-            filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
-            over = [one.iter for one in (loop, *filled) if isinstance(one, ast.For)]
-            ends = [one.args[-1] for one in over if isinstance(one, ast.Call) and last_name(one.func) == "range"]
-            ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
-                     and "loss" in ast.unparse(part.left)]  # fmt: skip
-            ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
-            return _first([program.value(one) for one in ends])
-    return gap([STEPS]) if any("accum" in one.lower() for one in program.names_used()) else 1
-
-
-def _updates(node: ast.AST) -> bool:
-    return re.search(r"\b(optim\w*|opt|scaler|engine|model\w*)\.step\(", ast.unparse(node)) is not None
-
-
-def _first(values: Sequence[Any]) -> Any:
-    return next((one for one in values if isinstance(one, int)), gap([STEPS]))
-
-
 def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
-    return f"{program.path}: a training loop of its own ({last_name(wraps[0].func)}, line {wraps[0].lineno})"
+    return f"{program.path}: a training loop of its own ({_place(wraps)})"
 
 
-def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool) -> None:
+def _place(wraps: Sequence[ast.Call]) -> str:
+    line = f", line {wraps[0].lineno}" if wraps[0].lineno < FAR else ""  # else of another file
+    return f"{last_name(wraps[0].func)}{line}"
+
+
+WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel",
+         "get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper",
+         "initialize")  # fmt: skip
+"""Functions of libraries that give a model back as it was trained before, or are read."""
+
+
+def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
+    """Whether a model is what a function makes of it that is neither in the project nor known."""
+    held, made = put.targets[0], put.value
+    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
+        return False
+    name = last_name(made.func)
+    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
+
+
+def known_loop(program: WithModules, looped: bool) -> list[str]:
+    """Notes about a loop of a program's own. Raises PlannerError for one that no plan is of."""
+    wraps = wraps_of(program)
+    _require_known_loop(program, wraps, looped)
+    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
+    handed = [HANDED_ON.format(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one)) or "a function")
+              for one in puts if program.may_run(one.value)]  # fmt: skip
+    return [OWN.format(_place(wraps)), *handed]
+
+
+def _of_another_step(program: Running, node: ast.AST) -> str:
+    """A name of another step that holds more than a constant."""
+    used = isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
+    name = last_name(node) if used else ""
+    return name if OTHER_STEPS.fullmatch(name) and not isinstance(held_by(program, node), ast.Constant) else ""  # type: ignore[arg-type]
+
+
+def _require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool) -> None:
     """Raises PlannerError for a loop whose step or whose degrees are others than those of one language model under data parallel,
     or which is none."""
     every = _of_libraries(Script.calls(program, *WRAPPERS))
@@ -337,11 +373,12 @@ def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool
         why = f"runs under {' and '.join(tests)}, which its options do not meet: --set them" if tests else "wraps no model here"
         raise PlannerError(f"{program.path}: {last_name(every[0].func) if every else 'it'} {why}")
     own = _own(program, wraps)
-    other = next((one for one in program.names_used() if OTHER_STEPS.fullmatch(one)), None)
+    other = next((name for one in ast.walk(program.tree) if (name := _of_another_step(program, one))), None)
     if not program.calls("backward"):
         raise PlannerError(f"{own}, whose backward pass is in no file here; {WAY_OUT}")
     if not looped:
-        raise PlannerError(f"{program.path}: a trainer has its loop; import the command that starts it")
+        whose = "a loop over accelerate" if program.calls("Accelerator") else "a trainer has its loop"
+        raise PlannerError(f"{program.path}: {whose}; import the command that starts it")
     if split := program.calls(*SPLITS):
         raise PlannerError(f"{own} splits the model by {last_name(split[0].func)}, whose degrees are not read; {WAY_OUT}")
     if other is not None:
