@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import STEPS
+from planner.trainers.reading.accelerators import STEPS, is_handed_on
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.derived import classes_of, kinds_of
 from planner.trainers.reading.given import Given, Question
@@ -57,7 +57,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import is_handed_on, known_loop, loop_of
+from planner.trainers.reading.wrapped_loops import known_loop, loop_of
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -70,7 +70,7 @@ class Program(WithModules):
     """A program with the options of its command."""
 
     def __init__(self, file: Path, options: Mapping[str, Any], gpus: int | None = None) -> None:
-        said = {name: str(value) for name, value in options.items() if value is not None}
+        said = {name: str(value) for name, value in options.items() if value is not None and (name, value) != ("local_rank", -1)}
         super().__init__(file, Given(num_gpus=gpus, settings=said))
 
 

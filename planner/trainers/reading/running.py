@@ -162,16 +162,18 @@ class Running(Script):
         own = next((one for one in options if name in option_names(one)), None)
         return (self._option(own, name),) if own is not None and found == (gap([name]),) else found
 
+    def _option(self, call: ast.Call, name: str) -> Any:
+        """The same; each of several processes is given its local rank."""
+        return 0 if name == "local_rank" and (self.said.num_gpus or 1) > 1 else super()._option(call, name)
+
     def _of_call(self, node: ast.Call) -> Any:
         """The same, and getattr(torch, "bfloat16")."""
         if last_name(node.func) == "getattr" and len(node.args) >= 2 and last_name(node.args[0]) == "torch":
             return self._value(node.args[1])
         gpus = self.said.num_gpus
-        if gpus and python_text.of_environment(node, ast.unparse(node.func)) and self._value(node.args[0]) == "WORLD_SIZE":
-            return gpus
-        several = gpus and gpus > 1 and len(node.args) > 1 and ast.unparse(node.args[1]).strip("'") == "-1"  # torchrun sets it
-        if several and re.search(r"environ\.get\(.(LOCAL_)?RANK.,|getenv\(.(LOCAL_)?RANK.,", ast.unparse(node)):
-            return 0
+        places = ("WORLD_SIZE", "RANK", "LOCAL_RANK")[: 3 if gpus and gpus > 1 else 1]  # of the first of several processes
+        if gpus and python_text.of_environment(node, ast.unparse(node.func)) and (name := self._value(node.args[0])) in places:
+            return gpus if name == "WORLD_SIZE" else 0
         if gpus and last_name(node.func) == "get_world_size":
             return gpus
         if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and len(node.args) > 1 and not node.keywords:

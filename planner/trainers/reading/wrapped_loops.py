@@ -1,14 +1,15 @@
 """Loops that people write over torch or DeepSpeed: what wraps the model, and what their data loader, optimizer and passes say."""
 
 import ast
+import copy
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
-from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of, passes_of
+from planner.errors import PlannerError, shown
+from planner.trainers.reading.accelerators import STEPS, batch_of, is_handed_on, of_loop, optimizer_of, passes_of
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
@@ -16,8 +17,9 @@ from planner.trainers.reading.python_text import FAR, UNNAMED, last_name
 from planner.trainers.reading.running import Running, WithModules
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
-from planner.trainers.reading.shell.text import gap, is_open, roots
+from planner.trainers.reading.shell.text import gap, is_open, roots, shown_text
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
+from planner.trainers.reading.values import quotient
 
 WRAPPERS = {"FullyShardedDataParallel": "fsdp1", "FSDP": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp",
             "DDP": "ddp", "initialize": "deepspeed"}  # fmt: skip
@@ -31,10 +33,10 @@ OTHER_STEPS = re.compile(
     r"|chosen_log\w*)"
 )
 """Names of a step that runs other models too, or generates."""
-DECIDING = re.compile(r"stage|device|enabled|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
-"""Keys of DeepSpeed that decide degrees, memory or the batch."""
-SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer")
-"""Its sections that do."""
+DECIDING = re.compile(r"stage|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
+"""Keys of DeepSpeed that decide degrees, memory or the batch, each of one place."""
+WHOLE = re.compile(r"device|enabled|zero_optimization|bf16|fp16|optimizer|offload_\w+|tensor_parallel")
+"""Sections that do, and keys of several: where one is open the whole file is asked for."""
 HALVES, OFFLOADS = {"bfloat16": "bf16", "float16": "fp16"}, {"fsdp1": "CPUOffload", "fsdp2": "CPUOffloadPolicy"}
 POLICIES = {"fsdp1": ("mixed_precision", "MixedPrecision"), "fsdp2": ("mp_policy", "MixedPrecisionPolicy")}
 OWN_JSON = (
@@ -46,7 +48,7 @@ STATES_APART = "ZeroRedundancyOptimizer shards states over the GPUs, priced whol
 VIEWS = "gradient_as_bucket_view: buckets are priced beside the gradients: memory comes out too high by 4 bytes a trained weight"
 OWN = "the training loop is the program's own ({}): read by the calls that it makes"
 HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
-GROUPS = "its loop may shard in groups that it replicates (init_device_mesh, line {}), of unknown sizes: priced is one group"
+GROUPS = "its loop may shard in groups that it replicates, by a mesh of unknown sizes: priced is one group of all GPUs"
 WAY_OUT = "say its layout by flags: plan estimate --model NAME --trainer fsdp|deepspeed --gpus N --zero 3 --micro-batch-size M"
 
 
@@ -72,7 +74,7 @@ def loop_of(program: Running, started: Path | None = None) -> dict[str, Any]:
         return found
     kinds = {WRAPPERS[last_name(one.func)] for one in wraps}
     kind, questions, notes = kinds.pop() if len(kinds) == 1 else "", list[Question](), list[str]()
-    found = {"own_loop": True, "wrapped": kind, BATCH: _batch(program), "optim": optimizer_of(program) or gap(["optim"])}
+    found = {"own_loop": True, "wrapped": kind, BATCH: batch_of(program), "optim": optimizer_of(program) or gap(["optim"])}
     defers = program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
     found["sync_each_batch"] = all(any(getattr(word, "value", None) is True for word in one.args) for one in defers)
     if kind == "deepspeed":
@@ -138,24 +140,29 @@ def _of_fsdp(program: Running, kind: str, words: Mapping[str, ast.expr]) -> dict
 
 
 def _of_mesh(program: Running, wraps: Sequence[ast.Call], notes: list[str]) -> dict[str, Any]:
-    """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees."""
+    """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees, or that is not followed."""
+    found: list[list[Any]] = []
     for call in program.calls("init_device_mesh"):
-        words = program.keywords(call)
-        sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
-        names = [str(one) for one in named] if isinstance(named := words.get("mesh_dim_names"), list) else []
-        if not isinstance(sizes, list) or len(sizes) < 2:
-            continue
-        if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", "".join(names[1:2]))):
-            what = f"has a mesh of {', '.join(names)[:80] or 'several dimensions'}, whose degrees are not read"
-            raise PlannerError(f"{_own(program, wraps)} {what}; {WAY_OUT}")
-        if not all(isinstance(one, int) for one in sizes) or not program.runs(call):
-            notes.append(GROUPS.format(call.lineno))
-            return {}
-        if program.said.num_gpus not in (None, sizes[0] * sizes[1]):
-            what = f"has a mesh of {sizes[0]} x {sizes[1]} GPUs, of {program.said.num_gpus} that are said"
-            raise PlannerError(f"{_own(program, wraps)} {what}; --gpus {sizes[0] * sizes[1]} meets it")
-        return {"parallelism_config": {"dp_replicate_size": sizes[0], "dp_shard_size": sizes[1]}}
-    return {}
+        words, gpus = program.keywords(call), program.said.num_gpus
+        sizes: Any = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
+        names = words.get("mesh_dim_names", program.value(call.args[2]) if len(call.args) > 2 else None) or []
+        named = [str(one) for one in names] if isinstance(names, list) else [str(names)]
+        whole = [one for one in sizes if isinstance(one, int)] if isinstance(sizes, list) else []
+        what = f"{_own(program, wraps)} has a mesh of {shown_text(', '.join(named) or str(sizes))[:80]}"
+        if not isinstance(sizes, list) or len({*named}) not in (0, len(sizes)) or is_open("".join(named)):
+            raise PlannerError(f"{what} over {shown_text(str(sizes))[:80]}, which is not followed; {WAY_OUT}")
+        if gpus and len(whole) == len(sizes) and math.prod(whole) != gpus:
+            raise PlannerError(f"{what}: {' x '.join(map(str, whole))} are not {gpus} GPUs; say --gpus N")
+        copies = re.search(r"(rep|ddp|dp$|data|outer).*\n.*(shard|fsdp)", "\n".join(named))
+        if len(sizes) > 2 or (len(sizes) == 2 and named and copies is None):
+            raise PlannerError(f"{what}, whose degrees are not read; {WAY_OUT}")
+        found += [sizes] * (len(sizes) == 2)
+    handed = {name for one in wraps for name, node in _words(program, one).items() if not _is_none(node)} & {"mesh", "device_mesh"}
+    elsewhere = bool(handed) and not program.calls("init_device_mesh")
+    if elsewhere or any(one != found[0] or not all(isinstance(size, int) for size in one) for one in found):
+        notes.append(GROUPS)
+        return {}
+    return {"parallelism_config": dict(zip(("dp_replicate_size", "dp_shard_size"), found[0], strict=True))} if found else {}
 
 
 def _words(program: Running, call: ast.Call) -> dict[str, ast.expr]:
@@ -226,64 +233,62 @@ def _of_engine(
     loop goes before the one that this names.  [deepspeed, __init__.py: initialize; runtime/engine.py: _configure_optimizer]"""
     node, said = words.get("config", words.get("config_params")), program.said.setting("deepspeed")
     value = program.said.setting("deepspeed_config") if node is None else program.value(node)
-    value = said if said and said.lower() not in ("true", "false") else value
+    if said and said.lower() not in ("true", "false"):
+        value, node = said, None
     places = [one for one in (started, program.path) if one is not None and isinstance(value, str) and not is_open(value)]
     if (file := next(filter(None, (beside(one, str(value)) for one in places)), None)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
-    elif any(isinstance(one, ast.Dict) and None in one.keys for one in ast.walk(held_by(program, node) or ast.Module([], []))):
-        value = gap([])  # {**base}: what is in it is not known
-    if isinstance(value, Mapping):
-        value = _with_puts(program, node, value)
-        value = gap([]) if any(isinstance(one := value.get(each), str) and is_open(one) for each in SECTIONS) else value
     own = not _is_none(words.get("optimizer"))
     loaded = found[BATCH] if _is_none(words.get("training_data")) else None  # else the engine makes the loader
-    if not isinstance(value, Mapping):
-        if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
-            return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
+    if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
+        return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
+    written = value if isinstance(value, Mapping) and _is_whole(program, node) else None
+    config = {} if written is None else dict(_closed(program, _with_puts(program, node, written), questions))
+    if written is None or any(one.name == "deepspeed" for one in questions):
         named = {*roots(value)} - {UNNAMED} if node is None and isinstance(value, str) else set()  # variables of its command
-        questions += [] if named else [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
+        questions[:] = [] if named else [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
         return {"deepspeed": value if named else "zero3", BATCH: loaded if isinstance(loaded, int) else 1,
                 "optim": found["optim"] if own else None}  # fmt: skip
-    config = dict(_closed(program, value, questions))
-    if own:
-        config.pop("optimizer", None)
+    for name in ("bf16", "fp16", "optimizer", "zero_optimization", "tensor_parallel"):
+        if not isinstance(section := config.get(name) or {}, Mapping):
+            raise PlannerError(f"{program.path}: {name} of DeepSpeed is {shown(section)}; it must be a section of settings")
+    config["optimizer"] = {} if own else {"type": (config.get("optimizer") or {}).get("type")}
     whole, micro, steps = (
         number if isinstance(number := config.pop(name, None), int) else None
         for name in ("train_batch_size", "train_micro_batch_size_per_gpu", STEPS)
     )
-    gpus, batch = program.said.num_gpus, micro if loaded is None else loaded
-    if whole and isinstance(micro or batch, int) and steps is None:
-        steps = max(whole // int((micro or batch or 1) * (gpus or whole)), 1)
-    if whole and batch is None and gpus:
-        batch = max(whole // ((steps or 1) * gpus), 1)
-    parts = {one: part if isinstance(part := config.get(one), Mapping) else {} for one in SECTIONS}
-    kind = parts["optimizer"].get("type")
-    precision = next((one for one in ("bf16", "fp16") if parts[one].get("enabled") is True), "no")
+    batch, dp = micro if loaded is None else loaded, program.said.num_gpus
+    if whole and dp:  # [runtime/config.py: _set_batch_related_parameters]
+        tp = (config.get("tensor_parallel") or {}).get("autotp_size")
+        dp = quotient(dp, tp if isinstance(tp, int) else 1, f"{program.path}: GPUs by autotp_size")
+        each = quotient(whole, dp * (micro or 1) * (steps or 1), f"{program.path}: train_batch_size by the GPUs and the other keys")
+        if micro and steps and each > 1:
+            raise PlannerError(f"{program.path}: train_batch_size is {whole}, but {micro} x {steps} x {dp} are {whole // each}")
+        batch, steps = (each if micro is None and batch is None else batch), steps or (each if micro else 1)
+    named = config["optimizer"].get("type")
+    precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
     batch = batch if isinstance(batch, int) else micro or batch or gap([BATCH])
-    auto = any(parts[one].get("enabled") == "auto" for one in ("bf16", "fp16"))
+    auto = any((config.get(one) or {}).get("enabled") == "auto" for one in ("bf16", "fp16"))
     words_of = {"bf16": gap(["bf16"])} if auto else {"mixed_precision": precision}
     return {"deepspeed": config, BATCH: batch, STEPS: steps or 1, **words_of,
-            "optim": found["optim"] if own or not kind else str(kind).lower()}  # fmt: skip
+            "optim": found["optim"] if own or not named else str(named).lower()}  # fmt: skip
 
 
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
-    found = {name: deepcopy(one) for name, one in value.items()}
-    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)):
+    found = copy.deepcopy(dict(value))
+    for put in sorted((one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)), key=lambda one: one.lineno):
         slices, place = list[ast.expr](), put.targets[0]
         while isinstance(place, ast.Subscript):
             slices, place = [place.slice, *slices], place.value
-        same = node is not None and bool(slices) and ast.unparse(place) == ast.unparse(node)
+        same = node is not None and slices and ast.unparse(place) == ast.unparse(node)
         if same and program.may_run(put.value):
             keys = [str(program.value(one)) for one in slices]
             part: Any = found
             for key in keys[:-1]:
-                part = part.setdefault(key, {}) if isinstance(part, dict) else None
+                part[key] = part = part[key] if isinstance(part.get(key), dict) else {}
             new = program.value(put.value)
-            if isinstance(part, dict) and (part.get(keys[-1]) == new or program.settled(put.value, None)):
-                part[keys[-1]] = new
-            elif isinstance(part, dict):
-                part[keys[-1]] = gap([keys[-1]])
+            part[keys[-1]] = new if part.get(keys[-1]) == new or program.settled(put.value, None) else gap([keys[-1]])
     return found
 
 
@@ -294,6 +299,8 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
             yield name, dict(_closed(program, one, questions))
         elif not (isinstance(one, str) and is_open(one)):
             yield name, one
+        elif WHOLE.fullmatch(name):
+            questions.append(Question(name="deepspeed"))
         elif (said := program.said.setting(name)) is not None:
             yield name, value_of(said)
         elif DECIDING.fullmatch(name):
@@ -302,25 +309,23 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
             questions.append(Question(name=named, about=about, choices=("0", "1", "2", "3") if name == "stage" else ()))
 
 
-def _batch(program: Running) -> Any:
-    """Sequences of a batch of the loader that is trained on; a gap where loaders differ or leave it open, None = there is none."""
-    sizes: list[Any] = []
-    for one in loaders_of(program):
-        words = {word.arg: word.value for word in one.keywords}
-        node = words.get("batch_size", one.args[1] if len(one.args) > 1 else None)
-        unsaid = [gap([BATCH]) if {"batch_sampler", None} & {*words} else 1]
-        sizes += unsaid if node is None else [program.value(each) for each in _given(program, one, node)]
-    known = {one for one in sizes if isinstance(one, int)}
-    return None if not sizes else known.pop() if len(known) == 1 and all(isinstance(one, int) for one in sizes) else gap([BATCH])
-
-
-def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]:
-    """What a batch is: itself, or what a function that makes loaders of other data too is given for it."""
-    calls = program.calls(program.home_of(loader) or "-") if isinstance(node, ast.Name) else []
-    made = {id(one.value): one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)}
-    trained = [one for one in calls if OTHER_DATA.search(ast.unparse(made.get(id(one), one)).lower()) is None]
-    given = [word.value for one in trained for word in one.keywords if word.arg == getattr(node, "id", "")]
-    return given if given and len(given) == len(trained) < len(calls) else [node]
+def _is_whole(program: Running, node: ast.expr | None) -> bool:
+    """Whether nothing is spread or put into a configuration, nor by a function that makes it or is handed it, that is not known."""
+    name, made = ast.unparse(node) if node is not None else "?", list(ast.walk(held_by(program, node) or ast.Module([], [])))
+    makers = [program.functions.get(last_name(one.func)) for one in made if isinstance(one, ast.Call)]
+    made += [part for one in makers if one is not None for part in ast.walk(one)]
+    spread = [value for it in made if isinstance(it, ast.Dict) for key, value in zip(it.keys, it.values, strict=True) if not key]
+    deep: list[ast.AST] = [one for one in made if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).count("[") > 1]
+    for one in (*program.calls("update", "setdefault", "pop"), *made):
+        owner = ast.unparse(one.func.value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) else ""
+        own = one in made and last_name(getattr(one, "func", one)) in ("dict", "setdefault", "update")
+        if isinstance(one, ast.Call) and (own or owner == name):
+            spread += [*one.args[:1], *(word.value for word in one.keywords if word.arg is None)]
+        elif isinstance(one, ast.Call) and owner.startswith(f"{name}["):  # into a section, which is not followed
+            return False
+    handed = (one.value for one in ast.walk(program.tree) if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
+    deep += [one for one in handed if last_name(one.func) in program.functions and name in map(ast.unparse, one.args)]
+    return not deep and all(isinstance(program.value(one), Mapping) for one in spread)
 
 
 def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
@@ -330,21 +335,6 @@ def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
 def _place(wraps: Sequence[ast.Call]) -> str:
     line = f", line {wraps[0].lineno}" if wraps[0].lineno < FAR else ""  # else of another file
     return f"{last_name(wraps[0].func)}{line}"
-
-
-WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel",
-         "get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper",
-         "initialize")  # fmt: skip
-"""Functions of libraries that give a model back as it was trained before, or are read."""
-
-
-def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
-    """Whether a model is what a function makes of it that is neither in the project nor known."""
-    held, made = put.targets[0], put.value
-    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
-        return False
-    name = last_name(made.func)
-    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
 
 
 def known_loop(program: WithModules, looped: bool) -> list[str]:
@@ -369,8 +359,10 @@ def _require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: boo
     or which is none."""
     every = _of_libraries(Script.calls(program, *WRAPPERS))
     if not wraps:
-        tests = dict.fromkeys(ast.unparse(test)[:80] for one in every[:1] for test in program.conditions(one))
-        why = f"runs under {' and '.join(tests)}, which its options do not meet: --set them" if tests else "wraps no model here"
+        tests = {ast.unparse(test)[:80]: test for one in every[:1] for test in program.conditions(one)}
+        parts = [part for test in tests.values() for part in ast.walk(test) if isinstance(part, ast.Name | ast.Attribute)]
+        say = f"say --set {last_name(parts[0])}=VALUE" if parts else "set them"
+        why = f"runs under {' and '.join(tests)}, which its options do not meet: {say}" if tests else "wraps no model here"
         raise PlannerError(f"{program.path}: {last_name(every[0].func) if every else 'it'} {why}")
     own = _own(program, wraps)
     other = next((name for one in ast.walk(program.tree) if (name := _of_another_step(program, one))), None)
