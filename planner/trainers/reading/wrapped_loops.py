@@ -1,13 +1,15 @@
 """Loops that people write over torch or DeepSpeed: what wraps the model, and what their data loader, optimizer and passes say."""
 
 import ast
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of
 from planner.trainers.reading.given import Question, value_of
+from planner.trainers.reading.loop_steps import steps_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import UNNAMED, last_name
@@ -16,6 +18,7 @@ from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
+from planner.trainers.reading.values import quotient
 
 WRAPPERS = {"FullyShardedDataParallel": "fsdp1", "FSDP": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp",
             "DDP": "ddp", "initialize": "deepspeed"}  # fmt: skip
@@ -29,8 +32,10 @@ OTHER_STEPS = re.compile(
     r"|chosen_log\w*)"
 )
 """Names of a step that runs other models too, or generates."""
-DECIDING = re.compile(r"stage|device|enabled|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
-"""Keys of DeepSpeed that decide degrees, memory or the batch."""
+DECIDING = re.compile(r"stage|type|train_\w*batch_size\w*|gradient_accumulation_steps|autotp_size")
+"""Keys of DeepSpeed that decide degrees, memory or the batch, each of one place."""
+WHOLE = re.compile(r"device|enabled|zero_optimization|bf16|fp16|optimizer|offload_\w+|tensor_parallel")
+"""Sections that do, and keys of several: where one is open the whole file is asked for."""
 HALVES, OFFLOADS = {"bfloat16": "bf16", "float16": "fp16"}, {"fsdp1": "CPUOffload", "fsdp2": "CPUOffloadPolicy"}
 POLICIES = {"fsdp1": ("mixed_precision", "MixedPrecision"), "fsdp2": ("mp_policy", "MixedPrecisionPolicy")}
 OWN_JSON = (
@@ -70,7 +75,7 @@ def loop_of(program: Running) -> dict[str, Any]:
         found |= _of_engine(program, _words(program, wraps[0]), found, questions)
     else:
         words = {name: node for one in wraps for name, node in _words(program, one).items()}
-        found |= {STEPS: _steps(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
+        found |= {STEPS: steps_of(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
         found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps) if kind != "ddp" else {}
         if "parallelism_config" in found:  # whose groups are no node then
             found["fsdp"] = found["fsdp"].replace("hybrid_shard_zero2", "shard_grad_op").replace("hybrid_shard", "full_shard")
@@ -210,29 +215,36 @@ def _of_engine(
     loop goes before the one that this names.  [deepspeed, __init__.py: initialize; runtime/engine.py: _configure_optimizer]"""
     node, said = words.get("config", words.get("config_params")), program.said.setting("deepspeed")
     value = program.said.setting("deepspeed_config") if node is None else program.value(node)
-    value = said if said and said.lower() not in ("true", "false") else value
+    if said and said.lower() not in ("true", "false"):
+        value, node = said, None
     if isinstance(value, str) and not is_open(value) and (file := beside(program.path, value)) is not None:
         value = file_settings(file, "a DeepSpeed configuration")
     own = not _is_none(words.get("optimizer"))
     loaded = found[BATCH] if _is_none(words.get("training_data")) else None  # else the engine makes the loader
-    if not isinstance(value, Mapping):
-        if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
-            return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
-        questions.append(Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2")))
+    if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
+        return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
+    known = isinstance(value, Mapping) and _is_whole(program, node)
+    config = dict(_closed(program, _with_puts(program, node, value), questions)) if known else {}
+    if not known or any(one.name == "deepspeed" for one in questions):
+        questions[:] = [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
         return {"deepspeed": "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
-    config = dict(_closed(program, _with_puts(program, node, value), questions))
-    if own:
-        config.pop("optimizer", None)
+    for name in ("bf16", "fp16", "optimizer", "zero_optimization", "tensor_parallel"):
+        if not isinstance(section := config.get(name) or {}, Mapping):
+            what = f"{name} of the configuration of DeepSpeed is {shown(section)}; it must be a section of settings"
+            raise PlannerError(f"{program.path}: {what}")
+    config["optimizer"] = {} if own else {"type": (config.get("optimizer") or {}).get("type")}
     whole, micro, steps = (
         number if isinstance(number := config.pop(name, None), int) else None
         for name in ("train_batch_size", "train_micro_batch_size_per_gpu", STEPS)
     )
-    gpus, batch = program.said.num_gpus, micro if loaded is None else loaded
-    if whole and isinstance(micro or batch, int) and steps is None:
-        steps = max(whole // int((micro or batch or 1) * (gpus or whole)), 1)
-    if whole and batch is None and gpus:
-        batch = max(whole // ((steps or 1) * gpus), 1)
-    named = (config.get("optimizer") or {}).get("type")
+    batch, dp = micro if loaded is None else loaded, program.said.num_gpus
+    if whole and dp:  # [runtime/config.py: _set_batch_related_parameters]
+        dp = quotient(dp, (config.get("tensor_parallel") or {}).get("autotp_size") or 1, f"{program.path}: GPUs by autotp_size")
+        each = quotient(whole, dp * (micro or 1) * (steps or 1), f"{program.path}: train_batch_size by the GPUs and the other keys")
+        if micro and steps and each > 1:
+            raise PlannerError(f"{program.path}: train_batch_size is {whole}, but {micro} x {steps} x {dp} GPUs are {whole // each}")
+        batch, steps = (each if micro is None and batch is None else batch), steps or (each if micro else 1)
+    named = config["optimizer"].get("type")
     precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
     batch = batch if isinstance(batch, int) else micro or batch or gap([BATCH])
     auto = any((config.get(one) or {}).get("enabled") == "auto" for one in ("bf16", "fp16"))
@@ -243,20 +255,20 @@ def _of_engine(
 
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
-    found = {name: dict(one) if isinstance(one, Mapping) else one for name, one in value.items()}
-    for put in (one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)):
+    found = copy.deepcopy(dict(value))
+    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)]
+    for put in sorted(puts, key=lambda one: one.lineno):
         slices, place = list[ast.expr](), put.targets[0]
         while isinstance(place, ast.Subscript):
             slices, place = [place.slice, *slices], place.value
-        same = node is not None and 0 < len(slices) < 3 and ast.unparse(place) == ast.unparse(node)
+        same = node is not None and slices and ast.unparse(place) == ast.unparse(node)
         if same and program.may_run(put.value):
             keys = [str(program.value(one)) for one in slices]
-            part = found if len(keys) == 1 else found.setdefault(keys[0], {})
+            part: Any = found
+            for key in keys[:-1]:
+                part[key] = part = part[key] if isinstance(part.get(key), dict) else {}
             new = program.value(put.value)
-            if isinstance(part, dict) and (part.get(keys[-1]) == new or program.settled(put.value, None)):
-                part[keys[-1]] = new
-            elif isinstance(part, dict):
-                part[keys[-1]] = gap([keys[-1]])
+            part[keys[-1]] = new if part.get(keys[-1]) == new or program.settled(put.value, None) else gap([keys[-1]])
     return found
 
 
@@ -267,11 +279,25 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
             yield name, dict(_closed(program, one, questions))
         elif not (isinstance(one, str) and is_open(one)):
             yield name, one
+        elif WHOLE.fullmatch(name):
+            questions.append(Question(name="deepspeed"))
         elif (said := program.said.setting(name)) is not None:
             yield name, value_of(said)
         elif DECIDING.fullmatch(name):
             named = next((root for root in roots(one) if root != UNNAMED), name)
-            questions.append(Question(name=named, about=f"{name} of the configuration of DeepSpeed that the program makes"))
+            about = f"{name} of the configuration of DeepSpeed that the program makes"
+            questions.append(Question(name=named, about=about, choices=("0", "1", "2", "3") if name == "stage" else ()))
+
+
+def _is_whole(program: Running, node: ast.expr | None) -> bool:
+    """Whether nothing is spread into a configuration that is not known."""
+    made = [one for one in ast.walk(held_by(program, node) or ast.Module()) if isinstance(one, ast.Dict | ast.Call)]
+    spread = [value for one in made if isinstance(one, ast.Dict) for key, value in zip(one.keys, one.values, strict=True) if not key]
+    made += [one for one in program.calls("update") if isinstance(one.func, ast.Attribute) and node is not None
+             and ast.unparse(one.func.value).startswith(ast.unparse(node))]  # fmt: skip
+    spread += [word.value for one in made if isinstance(one, ast.Call) for word in one.keywords if word.arg is None]
+    spread += [one.args[0] for one in made if isinstance(one, ast.Call) and one.args and last_name(one.func) in ("dict", "update")]
+    return all(isinstance(program.value(one), Mapping) for one in spread)
 
 
 def _batch(program: Running) -> Any:
@@ -293,35 +319,6 @@ def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]
     trained = [one for one in calls if OTHER_DATA.search(ast.unparse(made.get(id(one), one)).lower()) is None]
     given = [word.value for one in trained for word in one.keywords if word.arg == getattr(node, "id", "")]
     return given if given and len(given) == len(trained) < len(calls) else [node]
-
-
-def _steps(program: Running) -> Any:
-    """Passes of a step: n of ``(step + 1) % n == 0`` before the optimizer steps, or of a loop that runs passes and does not step; 1
-    where no word of the program is about accumulation."""
-    nodes = [one for one in ast.walk(program.tree) if isinstance(one, ast.If | ast.For)]
-    for one in (node for node in nodes if isinstance(node, ast.If)):
-        parts = [part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
-        steps = parts and (isinstance(one.body[-1], ast.Continue) or any(map(_updates, one.body)))
-        if steps and program.may_run(one.test):
-            return _first([program.value(parts[0].right)])
-    for loop in (node for node in nodes if isinstance(node, ast.For)):
-        if ".backward(" in ast.unparse(loop) and not _updates(loop) and program.may_run(loop.iter):
-            filled = (one for one in nodes if isinstance(one, ast.For) and f"{ast.unparse(loop.iter)}.append(" in ast.unparse(one))
-            over = [one.iter for one in (loop, *filled) if isinstance(one, ast.For)]
-            ends = [one.args[-1] for one in over if isinstance(one, ast.Call) and last_name(one.func) == "range"]
-            ends += [part.right for part in ast.walk(loop) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
-                     and "loss" in ast.unparse(part.left)]  # fmt: skip
-            ends += [part.value for part in ast.walk(loop) if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div)]
-            return _first([program.value(one) for one in ends])
-    return gap([STEPS]) if any("accum" in one.lower() for one in program.names_used()) else 1
-
-
-def _updates(node: ast.AST) -> bool:
-    return re.search(r"\b(optim\w*|opt|scaler|engine|model\w*)\.step\(", ast.unparse(node)) is not None
-
-
-def _first(values: Sequence[Any]) -> Any:
-    return next((one for one in values if isinstance(one, int)), gap([STEPS]))
 
 
 def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
