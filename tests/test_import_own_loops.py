@@ -1,12 +1,15 @@
 """Loops that people write over torch's FSDP, FSDP2 and DDP and over DeepSpeed's engine: 'plan import loop.py' knew none of them."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 from import_files import asked_for, written
 
 from planner.errors import PlannerError
+from planner.trainers.pytorch import FORM
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -80,20 +83,28 @@ def test_a_model_of_one_unit_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("passes", "steps", "last"), [
     (PLAIN, 1, False), (SUMMED, 8, False),
     (SUMMED.replace("loss.backward()", "with model.no_sync():\n        loss.backward()"), 8, True),
-    ("for part in batch:\n        (model(**part).loss / 3).backward()\n    optimizer.step()", 3, False),
-    ("parts = []\n    for _ in range(5):\n        parts.append(next(rows))\n    for one in parts:\n"
-     "        model(**one).loss.backward()\n    optimizer.step()", 5, False),
-    ("for _ in range(args.accumulate):\n        model(**batch).loss.backward()\n    optimizer.step()", 8, False),
+    (f"{PLAIN}\n    if step % 100 == 0:\n        print(loss)\n        continue", 1, False),
+    (f"accumulated_tokens = 3\n    {PLAIN}\n    scheduler.step()", 1, False),
 ])  # fmt: skip
 def test_passes_of_a_step(tmp_path: Path, passes: str, steps: int, last: bool) -> None:
     found = looped(tmp_path, LAYERED, MIXED, passes)
     assert (found.fields["num_microbatches"], "gradient_sync=last" in found.trainer) == (steps, last)
 
 
-def test_passes_that_are_not_understood_are_asked_for(tmp_path: Path) -> None:
-    assert asked_for(looped(tmp_path, LAYERED, MIXED, "loss = accumulated(model, batch)\n    loss.backward()")) == [
-        "gradient_accumulation_steps"
-    ]
+@pytest.mark.parametrize("passes", [
+    "loss = accumulated(model, batch)\n    loss.backward()",
+    f"if step % world_size != rank:\n        continue\n    {PLAIN}",
+    SUMMED.replace("== 0:", "== 0 or step == last:"), SUMMED.replace("== 0:", "!= 0:\n        log(loss)\n    else:"),
+    SUMMED.replace("if (step + 1) % args.accumulate == 0:", "ends = (step + 1) % args.accumulate == 0\n    if ends:"),
+    PLAIN.replace("optimizer.step()", "update(optimizer)\ndef update(it):\n    it.step()"),
+    "for part in batch:\n        (model(**part).loss / 3).backward()\n    optimizer.step()",
+    "for part in batch:\n        model(**part).loss.backward()\n        optimizer.step()",
+    "for _ in range(args.accumulate):\n        model(**batch).loss.backward()\n    optimizer.step()",
+    f"{PLAIN}\n    other(batch).backward()\n    optimizer.step()", f"grad_accum_steps = 4\n    {PLAIN}",
+])  # fmt: skip
+def test_passes_that_are_not_understood_are_asked_for(tmp_path: Path, passes: str) -> None:
+    """Of all but the plain forms some were read as one pass, or as the number of any condition or loop beside the step."""
+    assert asked_for(looped(tmp_path, LAYERED, MIXED, passes)) == ["gradient_accumulation_steps"]
 
 
 LAYERS = "words = {}\nwords['mp_policy'] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)\n" + (
@@ -114,8 +125,25 @@ def test_fully_shard(tmp_path: Path, wrap: str, zero: int, one: bool) -> None:
 def test_a_mesh_of_groups_and_one_of_other_degrees(tmp_path: Path) -> None:
     mesh = "mesh = init_device_mesh('cuda', (4, 2), mesh_dim_names=('replicate', 'shard'))\nfully_shard(model, mesh=mesh)"
     assert looped(tmp_path, mesh).fields["dp_shard"] == 2
+    found = looped(tmp_path, mesh.replace("init_device_mesh", "own_mesh"))
+    assert asked_for(found) == ["dp_replicate_size", "dp_shard_size"]
     with pytest.raises(PlannerError, match="a mesh of dp, ep, whose degrees are not read; say its layout by flags: plan estimate"):
         looped(tmp_path, mesh.replace("'replicate', 'shard'", "'dp', 'ep'"))
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("(3, 2), mesh_dim_names=('replicate', 'shard')", r"has a mesh of replicate, shard: 3 x 2 are not 8 GPUs; say --gpus N"),
+    ("(2,), mesh_dim_names=('shard',)", "has a mesh of shard: 2 are not 8 GPUs"),
+    ("(4, 2), mesh_dim_names=('dp',)", r"has a mesh of dp over \[4, 2\], which is not followed"),
+    ("(4, 2), mesh_dim_names=('dp', 'dp')", "has a mesh of dp, dp over"),
+    ("(4, 2), mesh_dim_names=NAMES", r"has a mesh of \$?\{?NAMES\}? over"),
+    ("SIZES, mesh_dim_names=('replicate', 'shard')", "replicate, shard over .*SIZES.*, which is not followed"),
+    ("(4, 2), mesh_dim_names=('replicate', 'tp')", "replicate, tp, whose degrees are not read"),
+])  # fmt: skip
+def test_meshes_that_are_not_followed_are_refused_with_their_numbers(tmp_path: Path, words: str, sentence: str) -> None:
+    """Sizes that do not give the GPUs were taken, names of characters were listed, and one name of two was an IndexError."""
+    with pytest.raises(PlannerError, match=sentence):
+        looped(tmp_path, f"mesh = init_device_mesh('cuda', {words})\nfully_shard(model, mesh=mesh)")
 
 
 CAST = """with torch.autocast('cuda', dtype=torch.bfloat16):
@@ -176,7 +204,44 @@ def test_what_is_put_into_the_configuration_of_an_engine_counts(tmp_path: Path) 
     assert (asked_for(found), found.fields["zero"], found.fields["num_microbatches"]) == ([], 2, 16)
     found = looped(tmp_path, ENGINED.replace("CONFIG", "config"), passes=ENGINE_PASS, before=f"{put}\nif here():\n    "
                    "config['zero_optimization']['stage'] = 3")  # fmt: skip
-    assert asked_for(found) == ["stage"]
+    assert [(one.name, one.choices) for one in found.questions] == [("stage", ("0", "1", "2", "3"))]
+    found = read(tmp_path / "loop.py", None, Given(num_gpus=8, settings={"stage": "3"}))
+    assert (asked_for(found), found.fields["zero"]) == ([], 3) and "stage" not in " ".join(found.unread)
+
+
+@pytest.mark.parametrize(("before", "config"), [
+    ("", f"{{**base(args), **{ENGINE!r}}}"), ("", "dict(base(args), train_batch_size=8)"),
+    ("", "{'zero_optimization': {**of(args)}}"),
+    (f"config = {ENGINE!r}\nconfig.update(base(args))", "config"), (f"config = {ENGINE!r}\nconfig['bf16'].update(of())", "config"),
+    (f"config = {ENGINE!r}\nconfig['zero_optimization'] = here()", "config"),
+    (f"config = {ENGINE!r}\nconfig['bf16']['enabled'] = here()", "config"),
+    (f"config = {ENGINE!r}\nif here():\n    config['zero_optimization']['offload_param'] = {{'device': 'cpu'}}", "config"),
+])  # fmt: skip
+def test_a_configuration_of_an_engine_that_is_open_in_part_is_asked_for(tmp_path: Path, before: str, config: str) -> None:
+    """What was spread or put into it and is not known was left out: ZeRO 0 in fp32, in silence."""
+    found = looped(tmp_path, ENGINED.replace("CONFIG", config), passes=ENGINE_PASS, before=before)
+    assert asked_for(found) == ["deepspeed"]
+    file = written(tmp_path, json.dumps(ENGINE), "own.json")
+    found = read(tmp_path / "loop.py", None, Given(num_gpus=8, settings={"deepspeed": str(file)}))
+    assert (asked_for(found), found.fields["zero"], found.fields["num_microbatches"]) == ([], 3, 4)
+
+
+def test_what_is_put_deep_into_the_configuration_of_an_engine_counts(tmp_path: Path) -> None:
+    put = f"config = {ENGINE!r}\nconfig['zero_optimization']['offload_optimizer']['device'] = 'none'"
+    found = looped(tmp_path, ENGINED.replace("CONFIG", "config"), passes=ENGINE_PASS, before=put)
+    assert (asked_for(found), found.fields.get("offload_optimizer", 0)) == ([], 0)
+
+
+@pytest.mark.parametrize(("config", "sentence"), [
+    ({"bf16": True}, "bf16 of the configuration of DeepSpeed is True; it must be a section of settings"),
+    ({"zero_optimization": [3]}, "zero_optimization of the configuration of DeepSpeed is .*; it must be a section"),
+    ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, "train_batch_size by the GPUs .*: 8 does not divide by 16"),
+    ({**ENGINE, "train_batch_size": 128}, "train_batch_size is 128, but 2 x 4 x 8 are 64"),
+])  # fmt: skip
+def test_a_configuration_that_deepspeed_does_not_take_is_refused(tmp_path: Path, config: dict[str, object], sentence: str) -> None:
+    """An AttributeError, and numbers that were rounded."""
+    with pytest.raises(PlannerError, match=sentence):
+        looped(tmp_path, ENGINED.replace("CONFIG", repr(config)), passes=ENGINE_PASS)
 
 
 def test_an_engine_without_half_precision_computes_in_fp32(tmp_path: Path) -> None:
@@ -189,7 +254,8 @@ def test_an_engine_without_half_precision_computes_in_fp32(tmp_path: Path) -> No
     ("before", "wrap", "sentence"),
     [("ref_model = load()", "model = DDP(model)", r"\(DDP, line \d+\) runs other models or another step beside it \(ref_model\)"),
      ("model = parallelize_module(model)", "model = DDP(model)", "splits the model by parallelize_module"),
-     ("", "if args.ds_config:\n    model = DDP(model)", "DDP runs under args.ds_config, which its options do not meet")],
+     ("", "if args.ds_config:\n    model = DDP(model)", "DDP runs under args.ds_config, .* do not meet: say --set ds_config=VALUE"),
+     ("accelerator = Accelerator()", "model = DDP(model)", "its loop runs over accelerate; import the command that starts it")],
 )  # fmt: skip
 def test_what_is_not_read_is_named(tmp_path: Path, before: str, wrap: str, sentence: str) -> None:
     with pytest.raises(PlannerError, match=sentence):
@@ -197,8 +263,39 @@ def test_what_is_not_read_is_named(tmp_path: Path, before: str, wrap: str, sente
 
 
 def test_what_the_model_is_handed_to_is_noted(tmp_path: Path) -> None:
+    """Of a command too, which had neither note and none of the refusals."""
     found = looped(tmp_path, "model = DDP(model)", before="model = Surrounded(model)")
-    assert "model is handed to Surrounded" in " ".join(found.notes)
+    command = written(tmp_path, "torchrun --nproc_per_node 8 loop.py\n", "run.sh")
+    for one in (found, read(command, None, Given())):
+        assert "model is handed to Surrounded" in " ".join(one.notes) and "loop is the program's own (DDP" in " ".join(one.notes)
+    written(tmp_path, (tmp_path / "loop.py").read_text().replace("Surrounded(model)", "parallelize_module(model)"), "loop.py")
+    with pytest.raises(PlannerError, match="splits the model by parallelize_module"):
+        read(command, None, Given())
+
+
+def test_a_process_among_several_is_one_of_them(tmp_path: Path) -> None:
+    """RANK is set where there are several GPUs: this was refused."""
+    wrap = "import os\nddp = int(os.environ.get('RANK', -1)) != -1\nif ddp:\n    model = DDP(model)"
+    assert looped(tmp_path, wrap).fields["zero"] == 0
+
+
+@pytest.mark.parametrize("loader", ["eval_loader = torch.utils.data.DataLoader(rows2, batch_size=1)",
+                                    "test = torch.utils.data.DataLoader(rows2, batch_size=1)"])  # fmt: skip
+def test_loaders_of_other_data_are_told_by_what_they_are_of(tmp_path: Path, loader: str) -> None:
+    """A word of what rows are put together by is none of data."""
+    looped(tmp_path, LAYERED, MIXED, before=loader)
+    text = (tmp_path / "loop.py").read_text().replace("(rows, ", "(latest, collate_fn=valid_only, ")
+    found = read(written(tmp_path, text, "loop.py"), None, Given(num_gpus=8))
+    assert (asked_for(found), found.fields["micro_batch_size"]) == ([], 4)
+
+
+def test_empty_lines_cost_nothing(tmp_path: Path) -> None:
+    """They took seconds, of every program."""
+    looped(tmp_path, LAYERED, MIXED)
+    text = (tmp_path / "loop.py").read_text().replace("BEFORE", "") + "\n" * 30_000
+    start = time.perf_counter()
+    assert re.search(FORM[1], "\n" * 30_000, re.MULTILINE) is None and re.search(FORM[1], text, re.MULTILINE) is not None
+    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.parametrize("call", ["apply_activation_checkpointing(model, check_fn=is_layer)", "own.apply_checkpointing(model)"])

@@ -9,6 +9,6 @@ SOURCE = "torch 2.13.0: distributed/fsdp, distributed/tensor/parallel, distribut
 NO_WORD = ("bf16_true", "paged_adam", "paged_adam_8bit", "adafactor", "lion", "fp8", "fp8_row", "mxfp8", "fp16", "adam_8bit")
 FORM = (
     "py ipynb",
-    r"^(?!\s*(class|def)\b).*\b(FullyShardedDataParallel|FSDP|fully_shard|DistributedDataParallel|DDP|deepspeed\.initialize)\(",
+    r"^(?![ \t]*(#|(class|def)\b)).*\b(Fully\w+Parallel|FSDP|fully_shard|DistributedDataParallel|DDP|deepspeed\.initialize)\(",
 )
 READ_LAST = True

@@ -10,7 +10,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.loading import UNDATED
 from planner.trainers.reading.own_classes import DECODERS, model_loads, owner
-from planner.trainers.reading.own_code import is_handed_on
+from planner.trainers.reading.own_code import notes_of_loop
 from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.programs import trains_with
 from planner.trainers.reading.python_text import last_name
@@ -29,20 +29,7 @@ from planner.trainers.reading.training_scripts import (
     require_language_model,
 )
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import loop_of, require_known_loop, wraps_of
-
-OWN = "the training loop is the program's own ({}, line {}): read by the calls that it makes"
-HANDED_ON = "{} is handed to {}, which is not read: what it changes of the model is not in the plan"
-KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
-"""Functions that are read and give a model back, beside those of own_code."""
-
-
-def _handed_on(program: WithModules, node: ast.AST) -> tuple[str, str] | None:
-    """(a model, what it is handed to) where nobody here knows what that makes of it."""
-    if not isinstance(node, ast.Assign) or not is_handed_on(program, node) or not program.may_run(node.value):
-        return None
-    name = last_name(getattr(node.value, "func", node.value))
-    return None if name in KEEP else (ast.unparse(node.targets[0]), name)
+from planner.trainers.reading.wrapped_loops import DECIDING, loop_of
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -50,12 +37,9 @@ def read(path: Path, said: Given) -> Reading:
     if (library := trains_with(read_text(path))) is not None:
         raise PlannerError(f"{path}: a program of {library}, of whose programs this one is not read; 'plan estimate' takes its job")
     program = WithModules(path, said)
-    loop, wraps = loop_of(program), wraps_of(program)
-    require_known_loop(program, wraps, "wrapped" in loop)
+    loop, notes = loop_of(program), [*notes_of_loop(program)]
     require_known_adapters(program)
     require_language_model(program)
-    notes = [OWN.format(last_name(wraps[0].func), wraps[0].lineno)]
-    notes += [HANDED_ON.format(*names) for one in ast.walk(program.tree) if (names := _handed_on(program, one))]
     loads = trained(program, model_loads(program))
     data = model_arguments(program, loads, False, notes)
     engine = loop["wrapped"] == "deepspeed" and loop.get("mixed_precision") in ("bf16", "fp16")  # casts all weights
@@ -69,6 +53,7 @@ def read(path: Path, said: Given) -> Reading:
     settings.late += [*loop.pop("loop_questions"), *own_steps(program, said), *other_sizes(program, said)]
     settings.late += [OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else []
     settings.usual = loop
+    settings.asked |= {one for one in said.settings if loop["wrapped"] == "deepspeed" and DECIDING.fullmatch(one)}
     return parse(settings, TRANSFORMERS, said.num_gpus, Sharding(), notes=tuple(notes))
 
 

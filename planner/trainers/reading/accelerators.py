@@ -5,14 +5,14 @@ import re
 from typing import Any
 
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
-from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.python_text import last_name, targets
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 
 STEPS = "gradient_accumulation_steps"
-OTHER_DATA = re.compile(r"eval|val\b|val_|valid|test|dev_|_dev(?!ice)")
+OTHER_DATA = re.compile(r"(?<![a-z])(eval(uation)?|val(id(ation)?)?|test(ing)?|dev)(_?(set|ds|dl|data\w*|loader))?s?(?![a-z])")
 """Words of data that nothing is trained on."""
 
 
@@ -64,7 +64,15 @@ def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
 
 def loaders_of(program: Running) -> list[ast.Call]:
     """Loaders of data that is trained on."""
-    return [one for one in program.calls("DataLoader") if OTHER_DATA.search(ast.unparse(one).lower()) is None]
+    return [one for one in program.calls("DataLoader") if not of_other_data(program, one)]
+
+
+def of_other_data(program: Running, call: ast.Call) -> bool:
+    """Whether what a loader is of, stands in or is assigned to is data that nothing is trained on."""
+    puts = [target for one in ast.walk(program.tree) for target, value in targets(one) if value is call]
+    data = [*puts, *call.args[:1], *(one.value for one in call.keywords if one.arg and "data" in one.arg)]
+    data += [one for one in call.args if isinstance(one, ast.Constant)]
+    return OTHER_DATA.search(" ".join([program.home_of(call), *map(ast.unparse, data)]).lower()) is not None
 
 
 def optimizer_of(program: Running) -> str | None:

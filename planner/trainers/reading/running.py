@@ -169,6 +169,8 @@ class Running(Script):
         gpus = self.said.num_gpus
         if gpus and python_text.of_environment(node, ast.unparse(node.func)) and self._value(node.args[0]) == "WORLD_SIZE":
             return gpus
+        if gpus and gpus > 1 and node.args and getattr(node.args[0], "value", "") in ("RANK", "LOCAL_RANK"):
+            return 0  # of the first process: that there is one says that there are several
         if gpus and last_name(node.func) == "get_world_size":
             return gpus
         if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and len(node.args) > 1 and not node.keywords:

@@ -237,7 +237,7 @@ def _require_training(script: Script) -> None:
     require_ours(script, ours)
     if not script.calls(*CONFIGS, *derived_from(script, CONFIGS)):
         if script.calls("HfArgumentParser", "TrlParser"):
-            raise OfItsCommandError(f"{script.path}: it takes its arguments from its command line")
+            raise OfItsCommandError(f"{script.path}: it takes its arguments from its command line; import what starts it")
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
     called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}

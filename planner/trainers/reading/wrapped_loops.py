@@ -2,21 +2,21 @@
 
 import ast
 import copy
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import OTHER_DATA, STEPS, loaders_of, of_loop, optimizer_of
+from planner.trainers.reading.accelerators import STEPS, loaders_of, of_loop, of_other_data, optimizer_of
 from planner.trainers.reading.given import Question, value_of
-from planner.trainers.reading.loop_steps import steps_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import UNNAMED, last_name
+from planner.trainers.reading.python_text import UNNAMED, Function, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.script_parts import BATCH
 from planner.trainers.reading.settings import beside, file_settings
-from planner.trainers.reading.shell.text import gap, is_open, roots
+from planner.trainers.reading.shell.text import gap, is_open, roots, shown_text
 from planner.trainers.reading.training_scripts import FOREIGN, TRAINERS
 from planner.trainers.reading.values import quotient
 
@@ -75,7 +75,7 @@ def loop_of(program: Running) -> dict[str, Any]:
         found |= _of_engine(program, _words(program, wraps[0]), found, questions)
     else:
         words = {name: node for one in wraps for name, node in _words(program, one).items()}
-        found |= {STEPS: steps_of(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
+        found |= {STEPS: _steps(program), BATCH: found[BATCH] or gap([BATCH])} | _precision(program, kind, words)
         found |= _of_fsdp(program, kind, words) | _of_mesh(program, wraps) if kind != "ddp" else {}
         if "parallelism_config" in found:  # whose groups are no node then
             found["fsdp"] = found["fsdp"].replace("hybrid_shard_zero2", "shard_grad_op").replace("hybrid_shard", "full_shard")
@@ -134,19 +134,31 @@ def _of_fsdp(program: Running, kind: str, words: Mapping[str, ast.expr]) -> dict
 
 
 def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
-    """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees."""
+    """Replicas of groups, by a mesh of two dimensions. Raises PlannerError for one of other degrees, or that is not followed."""
+    found: list[list[Any]] = []
     for call in program.calls("init_device_mesh"):
-        words = program.keywords(call)
+        words, gpus = program.keywords(call), program.said.num_gpus
         sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
-        names = [str(one) for one in words.get("mesh_dim_names") or []]
-        if not isinstance(sizes, list) or len(sizes) < 2:
-            continue
-        if len(sizes) > 2 or not (not names or "rep" in names[0] or re.search(r"shard|fsdp", names[1])):
-            what = f"has a mesh of {', '.join(names)[:80]}, whose degrees are not read"
-            raise PlannerError(f"{_own(program, wraps)} {what}; {WAY_OUT}")
-        pairs = zip(("dp_replicate_size", "dp_shard_size"), sizes, strict=True)
-        return {"parallelism_config": {name: one if isinstance(one, int) else gap([name]) for name, one in pairs}}
-    return {}
+        names = words.get("mesh_dim_names", program.value(call.args[2]) if len(call.args) > 2 else None) or []
+        named = [str(one) for one in names] if isinstance(names, list) else [str(names)]
+        whole = [one for one in sizes if isinstance(one, int)] if isinstance(sizes, list) else []
+        what = f"{_own(program, wraps)} has a mesh of {shown_text(', '.join(named) or str(sizes))[:80]}"
+        followed = isinstance(sizes, list) and len(named) in (0, len(sizes)) and not is_open("".join(named))
+        if not followed or len({*named}) != len(named):
+            raise PlannerError(f"{what} over {shown_text(str(sizes))[:80]}, which is not followed; {WAY_OUT}")
+        if gpus and len(whole) == len(sizes) and math.prod(whole) != gpus:
+            raise PlannerError(f"{what}: {' x '.join(map(str, whole))} are not {gpus} GPUs; say --gpus N")
+        copies = re.search(r"(rep|ddp|dp$|data|outer).*\n.*(shard|fsdp)", "\n".join(named))
+        if len(sizes) > 2 or (len(sizes) == 2 and named and copies is None):
+            raise PlannerError(f"{what}, whose degrees are not read; {WAY_OUT}")
+        found += [sizes] * (len(sizes) == 2)
+    handed = {name for one in wraps for name, node in _words(program, one).items() if not _is_none(node)} & {"mesh", "device_mesh"}
+    if handed and not program.calls("init_device_mesh"):
+        found = [["", ""]]
+    if any(one != found[0] for one in found):
+        raise PlannerError(f"{_own(program, wraps)} has several meshes, of which one is followed; {WAY_OUT}")
+    pairs = zip(("dp_replicate_size", "dp_shard_size"), found[0], strict=True) if found else ()
+    return {"parallelism_config": {name: one if isinstance(one, int) else gap([name]) for name, one in pairs}} if found else {}
 
 
 def _words(program: Running, call: ast.Call) -> dict[str, ast.expr]:
@@ -223,9 +235,9 @@ def _of_engine(
     loaded = found[BATCH] if _is_none(words.get("training_data")) else None  # else the engine makes the loader
     if isinstance(value, str) and not is_open(value):  # a file that is not there, or a word for its ZeRO
         return {"bf16": gap(["bf16"]), STEPS: gap([STEPS]), BATCH: loaded or gap([BATCH]), "deepspeed": value}
-    known = isinstance(value, Mapping) and _is_whole(program, node)
-    config = dict(_closed(program, _with_puts(program, node, value), questions)) if known else {}
-    if not known or any(one.name == "deepspeed" for one in questions):
+    written = value if isinstance(value, Mapping) and _is_whole(program, node) else None
+    config = {} if written is None else dict(_closed(program, _with_puts(program, node, written), questions))
+    if written is None or any(one.name == "deepspeed" for one in questions):
         questions[:] = [Question(name="deepspeed", about=OWN_JSON, choices=("FILE", "zero3", "zero2"))]
         return {"deepspeed": "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
     for name in ("bf16", "fp16", "optimizer", "zero_optimization", "tensor_parallel"):
@@ -242,7 +254,7 @@ def _of_engine(
         dp = quotient(dp, (config.get("tensor_parallel") or {}).get("autotp_size") or 1, f"{program.path}: GPUs by autotp_size")
         each = quotient(whole, dp * (micro or 1) * (steps or 1), f"{program.path}: train_batch_size by the GPUs and the other keys")
         if micro and steps and each > 1:
-            raise PlannerError(f"{program.path}: train_batch_size is {whole}, but {micro} x {steps} x {dp} GPUs are {whole // each}")
+            raise PlannerError(f"{program.path}: train_batch_size is {whole}, but {micro} x {steps} x {dp} are {whole // each}")
         batch, steps = (each if micro is None and batch is None else batch), steps or (each if micro else 1)
     named = config["optimizer"].get("type")
     precision = next((one for one in ("bf16", "fp16") if (config.get(one) or {}).get("enabled") is True), "no")
@@ -291,8 +303,9 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
 
 def _is_whole(program: Running, node: ast.expr | None) -> bool:
     """Whether nothing is spread into a configuration that is not known."""
-    made = [one for one in ast.walk(held_by(program, node) or ast.Module()) if isinstance(one, ast.Dict | ast.Call)]
-    spread = [value for one in made if isinstance(one, ast.Dict) for key, value in zip(one.keys, one.values, strict=True) if not key]
+    made = [one for one in ast.walk(held_by(program, node) or ast.Module([], [])) if isinstance(one, ast.Dict | ast.Call)]
+    pairs = [pair for one in made if isinstance(one, ast.Dict) for pair in zip(one.keys, one.values, strict=True)]
+    spread = [value for key, value in pairs if key is None]
     made += [one for one in program.calls("update") if isinstance(one.func, ast.Attribute) and node is not None
              and ast.unparse(one.func.value).startswith(ast.unparse(node))]  # fmt: skip
     spread += [word.value for one in made if isinstance(one, ast.Call) for word in one.keywords if word.arg is None]
@@ -315,10 +328,40 @@ def _batch(program: Running) -> Any:
 def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]:
     """What a batch is: itself, or what a function that makes loaders of other data too is given for it."""
     calls = program.calls(program.home_of(loader) or "-") if isinstance(node, ast.Name) else []
-    made = {id(one.value): one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)}
-    trained = [one for one in calls if OTHER_DATA.search(ast.unparse(made.get(id(one), one)).lower()) is None]
+    trained = [one for one in calls if not of_other_data(program, one)]
     given = [word.value for one in trained for word in one.keywords if word.arg == getattr(node, "id", "")]
     return given if given and len(given) == len(trained) < len(calls) else [node]
+
+
+def _steps(program: Running) -> Any:
+    """Passes of a step, of the plain forms alone: one backward pass in the loop of the optimizer's step, which (step + 1) % n == 0
+    alone may hold back. A gap for all else."""
+    calls = [one for one in program.calls("step") if _NO_UPDATE.search(ast.unparse(one.func)) is None]
+    backs, loops = program.calls("backward"), [one for one in ast.walk(program.tree) if isinstance(one, _Loop | Function)]
+    named = any(re.search(r"(?i)accum\w*(step|grad|iter)|grad\w*_acc", one) for one in program.names_used())
+    if len(calls) != 1 or len(backs) != 1:  # none here, or of several models or branches
+        return gap([STEPS])
+    above, around = ([one for one in loops if any(part is call for part in ast.walk(one))] for call in (calls[0], backs[0]))
+    parts = list(ast.walk(above[-1] if above else program.tree))
+    skips = any(isinstance(one, ast.Continue) and one.lineno < calls[0].lineno for one in parts)
+    split = any(isinstance(one, ast.For) and re.search("load|batch|data", ast.unparse(one.iter)) for one in above[:-1])
+    inside, passes = {id(one) for one in parts}, program.conditions(backs[0])
+    tests = [one for one in program.conditions(calls[0]) if id(one) in inside and one not in passes]
+    tests = [one for one in tests if "%" in ast.unparse(one) or is_open(str(program.value(one)))]
+    alone = all(one in program.conditions(calls[0]) for one in passes)
+    if above != around or skips or split or not alone or len(tests) > 1:
+        return gap([STEPS])
+    if not tests:
+        return gap([STEPS]) if named else 1
+    plain = tests[0] in program.conditions(calls[0], True) and _PERIOD.fullmatch(ast.unparse(tests[0]))
+    value = program.value(tests[0].left.right) if plain else None  # type: ignore[attr-defined]
+    return value if isinstance(value, int) else gap([STEPS])
+
+
+_Loop = ast.For | ast.While
+_NO_UPDATE = re.compile(r"(?i)sched|prof|lr_|warm|env|timer|track|progress|bar\b|meter|log")
+"""Owners of a step() that is none of weights."""
+_PERIOD = re.compile(r"(\([\w.]+ \+ 1\)|[\w.]+) % [^=]+ == 0")
 
 
 def _own(program: Running, wraps: Sequence[ast.Call]) -> str:
@@ -330,15 +373,18 @@ def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool
     or which is none."""
     every = _of_libraries(Script.calls(program, *WRAPPERS))
     if not wraps:
-        tests = dict.fromkeys(ast.unparse(test)[:80] for one in every[:1] for test in program.conditions(one))
-        why = f"runs under {' and '.join(tests)}, which its options do not meet: --set them" if tests else "wraps no model here"
+        tests = {ast.unparse(test)[:80]: test for one in every[:1] for test in program.conditions(one)}
+        parts = [part for test in tests.values() for part in ast.walk(test) if isinstance(part, ast.Name | ast.Attribute)]
+        say = f"say --set {last_name(parts[0])}=VALUE" if parts else "set them"
+        why = f"runs under {' and '.join(tests)}, which its options do not meet: {say}" if tests else "wraps no model here"
         raise PlannerError(f"{program.path}: {last_name(every[0].func) if every else 'it'} {why}")
     own = _own(program, wraps)
     other = next((one for one in program.names_used() if OTHER_STEPS.fullmatch(one)), None)
     if not program.calls("backward"):
         raise PlannerError(f"{own}, whose backward pass is in no file here; {WAY_OUT}")
     if not looped:
-        raise PlannerError(f"{program.path}: a trainer has its loop; import the command that starts it")
+        whose = "its loop runs over accelerate" if program.calls("Accelerator") else "a trainer has its loop"
+        raise PlannerError(f"{program.path}: {whose}; import the command that starts it")
     if split := program.calls(*SPLITS):
         raise PlannerError(f"{own} splits the model by {last_name(split[0].func)}, whose degrees are not read; {WAY_OUT}")
     if other is not None:
