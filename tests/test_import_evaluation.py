@@ -72,6 +72,13 @@ def test_scores_of_an_evaluation_that_decide_the_peak(tmp_path: Path, text: str,
     assert says in found and bool(found) is bool(says)
 
 
+def test_scores_of_an_evaluation_are_as_long_as_the_plan(tmp_path: Path) -> None:
+    """The length that the user says goes before that of the file, and stands where the file has none."""
+    for text in (TRL, TRL.replace("max_length: 8192\n", "")):
+        said = Given(num_gpus=8, sequence_length=4096)
+        assert "8 x 4096 tokens at once" in " ".join(read(written(tmp_path, text, "recipe.yaml"), None, said).notes)
+
+
 def test_norms_that_llama_factory_upcasts_beside_a_base_in_four_bits(tmp_path: Path) -> None:
     for words, wide in (("quantization_bit: 4\n", True), ("", False)):
         text = f"{FACTORY}{words}upcast_layernorm: true\n"

@@ -212,7 +212,10 @@ def test_what_is_put_into_the_configuration_of_an_engine_counts(tmp_path: Path) 
 @pytest.mark.parametrize(("before", "config"), [
     ("", f"{{**base(args), **{ENGINE!r}}}"), ("", "dict(base(args), train_batch_size=8)"),
     ("", "{'zero_optimization': {**of(args)}}"),
-    (f"config = {ENGINE!r}\nconfig.update(base(args))", "config"), (f"config = {ENGINE!r}\nconfig['bf16'].update(of())", "config"),
+    (f"config = {ENGINE!r}\nconfig.update(base(args))", "config"),
+    (f"config = {ENGINE!r}\nconfig['bf16'].update({{'enabled': False}})", "config"),
+    (f"config = {ENGINE!r}\nconfig.setdefault('fp16', {{}})", "config"),
+    (f"def grown(it):\n    it['zero_optimization'] = {{'stage': 1}}\nconfig = {ENGINE!r}\ngrown(config)", "config"),
     (f"config = {ENGINE!r}\nconfig['zero_optimization'] = here()", "config"),
     (f"config = {ENGINE!r}\nconfig['bf16']['enabled'] = here()", "config"),
     (f"config = {ENGINE!r}\nif here():\n    config['zero_optimization']['offload_param'] = {{'device': 'cpu'}}", "config"),

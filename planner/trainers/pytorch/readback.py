@@ -37,7 +37,8 @@ def read(path: Path, said: Given) -> Reading:
     if (library := trains_with(read_text(path))) is not None:
         raise PlannerError(f"{path}: a program of {library}, of whose programs this one is not read; 'plan estimate' takes its job")
     program = WithModules(path, said)
-    loop, notes = loop_of(program), [*notes_of_loop(program)]
+    loop = loop_of(program)
+    notes = [*notes_of_loop(program, loop)]
     require_known_adapters(program)
     require_language_model(program)
     loads = trained(program, model_loads(program))

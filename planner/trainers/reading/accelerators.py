@@ -70,8 +70,8 @@ def loaders_of(program: Running) -> list[ast.Call]:
 def of_other_data(program: Running, call: ast.Call) -> bool:
     """Whether what a loader is of, stands in or is assigned to is data that nothing is trained on."""
     puts = [target for one in ast.walk(program.tree) for target, value in targets(one) if value is call]
-    data = [*puts, *call.args[:1], *(one.value for one in call.keywords if one.arg and "data" in one.arg)]
-    data += [one for one in call.args if isinstance(one, ast.Constant)]
+    data = [*puts, *(one.value for one in call.keywords if one.arg and "data" in one.arg)]
+    data += [one for one in call.args if one is call.args[0] or isinstance(one, ast.Constant)]
     return OTHER_DATA.search(" ".join([program.home_of(call), *map(ast.unparse, data)]).lower()) is not None
 
 

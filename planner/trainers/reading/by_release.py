@@ -148,7 +148,7 @@ def _of_evaluation(given: Settings, trainer: str, job: Reading, spec: ModelSpec 
     apart = word("val_set_size") not in (None, 0, "0") or word("test_datasets")
     on = apart if trainer == "axolotl" else re.search(r"(^| |\.)(steps|epoch)\b", named)
     loss, micro = load_trainer(job.trainer).stored.loss, job.fields.get("micro_batch_size", 1)
-    length = given.length or job.sequence_length
+    length = (given.said.sequence_length if given.said is not None else None) or job.sequence_length
     fused, pieces = loss == "fused_linear", loss == "chunked" or "CutCrossEntropy" in str(word("plugins"))
     skips = fused and trainer == "trl" and newer(given.path, "trl", EVAL_FUSED)
     if not on or pieces or skips or trainer == "unsloth" or job.objective != "lm" or spec is None or not length:

@@ -112,7 +112,7 @@ class FineTuning:
     @property
     def tokens(self) -> int:
         """Of a forward pass; 0 = not known."""
-        length = self.given.length or self.sequence_length or 0
+        length = (self.given.said.sequence_length if self.given.said is not None else None) or self.sequence_length or 0
         return self.micro_batch_size * length * (2 if self.objective == "dpo" else 1)
 
 

@@ -76,7 +76,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
-    looped = notes_of_loop(code) if code is not None and "wrapped" in own else ()
+    looped = notes_of_loop(code, own) if code is not None and "wrapped" in own else ()
     given.asked |= {one for one in given.data if own.get("wrapped") == "deepspeed" and DECIDING.fullmatch(one)}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
     given.data = {name: value for name, value in given.data.items() if name not in whole}
@@ -168,16 +168,16 @@ KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_
 """Functions that are read and give a model back, beside those."""
 
 
-def notes_of_loop(program: WithModules) -> tuple[str, ...]:
+def notes_of_loop(program: WithModules, loop: Mapping[str, Any]) -> tuple[str, ...]:
     """What is told of a loop of the program's own, and of what it hands its model to that nobody here knows. Raises PlannerError
     for one whose step or degrees are not followed."""
     wraps = wraps_of(program)
-    require_known_loop(program, wraps, "wrapped" in loop_of(program))
+    require_known_loop(program, wraps, "wrapped" in loop)
     name, line = last_name(wraps[0].func), wraps[0].lineno
     puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
     made = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts if program.may_run(one.value)]
-    what = "is handed to {}, which is not read: what it changes of the model is not in the plan"
-    told = (f"{held} {what.format(to)}" for held, to in made if to not in KEEP)
+    what = "which is not read: what it changes of the model is not in the plan"
+    told = (f"{held} is handed to {to}, {what}" for held, to in made if to not in KEEP)
     return (f"the training loop is the program's own ({name}, line {line}): read by the calls that it makes", *told)
 
 

@@ -167,10 +167,9 @@ class Running(Script):
         if last_name(node.func) == "getattr" and len(node.args) >= 2 and last_name(node.args[0]) == "torch":
             return self._value(node.args[1])
         gpus = self.said.num_gpus
-        if gpus and python_text.of_environment(node, ast.unparse(node.func)) and self._value(node.args[0]) == "WORLD_SIZE":
-            return gpus
-        if gpus and gpus > 1 and node.args and getattr(node.args[0], "value", "") in ("RANK", "LOCAL_RANK"):
-            return 0  # of the first process: that there is one says that there are several
+        places = ("WORLD_SIZE", "RANK", "LOCAL_RANK")[: 3 if gpus and gpus > 1 else 1]  # of the first of several processes
+        if gpus and python_text.of_environment(node, ast.unparse(node.func)) and (name := self._value(node.args[0])) in places:
+            return gpus if name == "WORLD_SIZE" else 0
         if gpus and last_name(node.func) == "get_world_size":
             return gpus
         if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and len(node.args) > 1 and not node.keywords:

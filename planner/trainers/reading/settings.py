@@ -51,11 +51,6 @@ class Settings:
         self.calls: frozenset[str] | None = None
         """Classes of trainers that its program builds under its options, and unsloth's models that it loads; None = not known."""
 
-    @property
-    def length(self) -> int | None:
-        """Of sequences, as the user says it: it goes before that of a file."""
-        return None if self.said is None else self.said.sequence_length
-
     def ask(self, question: Question) -> None:
         """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""
         if self.said is None:

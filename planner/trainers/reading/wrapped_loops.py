@@ -138,7 +138,7 @@ def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
     found: list[list[Any]] = []
     for call in program.calls("init_device_mesh"):
         words, gpus = program.keywords(call), program.said.num_gpus
-        sizes = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
+        sizes: Any = words.get("mesh_shape", program.value(call.args[1]) if len(call.args) > 1 else None)
         names = words.get("mesh_dim_names", program.value(call.args[2]) if len(call.args) > 2 else None) or []
         named = [str(one) for one in names] if isinstance(names, list) else [str(names)]
         whole = [one for one in sizes if isinstance(one, int)] if isinstance(sizes, list) else []
@@ -153,8 +153,7 @@ def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
             raise PlannerError(f"{what}, whose degrees are not read; {WAY_OUT}")
         found += [sizes] * (len(sizes) == 2)
     handed = {name for one in wraps for name, node in _words(program, one).items() if not _is_none(node)} & {"mesh", "device_mesh"}
-    if handed and not program.calls("init_device_mesh"):
-        found = [["", ""]]
+    found = [["", ""]] if handed and not program.calls("init_device_mesh") else found
     if any(one != found[0] for one in found):
         raise PlannerError(f"{_own(program, wraps)} has several meshes, of which one is followed; {WAY_OUT}")
     pairs = zip(("dp_replicate_size", "dp_shard_size"), found[0], strict=True) if found else ()
@@ -251,7 +250,7 @@ def _of_engine(
     )
     batch, dp = micro if loaded is None else loaded, program.said.num_gpus
     if whole and dp:  # [runtime/config.py: _set_batch_related_parameters]
-        dp = quotient(dp, (config.get("tensor_parallel") or {}).get("autotp_size") or 1, f"{program.path}: GPUs by autotp_size")
+        dp = quotient(dp, int((config.get("tensor_parallel") or {}).get("autotp_size") or 1), f"{program.path}: GPUs by autotp_size")
         each = quotient(whole, dp * (micro or 1) * (steps or 1), f"{program.path}: train_batch_size by the GPUs and the other keys")
         if micro and steps and each > 1:
             raise PlannerError(f"{program.path}: train_batch_size is {whole}, but {micro} x {steps} x {dp} are {whole // each}")
@@ -302,15 +301,19 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
 
 
 def _is_whole(program: Running, node: ast.expr | None) -> bool:
-    """Whether nothing is spread into a configuration that is not known."""
-    made = [one for one in ast.walk(held_by(program, node) or ast.Module([], [])) if isinstance(one, ast.Dict | ast.Call)]
+    """Whether nothing is spread or put into a configuration that is not known."""
+    name, made = ast.unparse(node) if node is not None else "", list(ast.walk(held_by(program, node) or ast.Module([], [])))
     pairs = [pair for one in made if isinstance(one, ast.Dict) for pair in zip(one.keys, one.values, strict=True)]
     spread = [value for key, value in pairs if key is None]
-    made += [one for one in program.calls("update") if isinstance(one.func, ast.Attribute) and node is not None
-             and ast.unparse(one.func.value).startswith(ast.unparse(node))]  # fmt: skip
-    spread += [word.value for one in made if isinstance(one, ast.Call) for word in one.keywords if word.arg is None]
-    spread += [one.args[0] for one in made if isinstance(one, ast.Call) and one.args and last_name(one.func) in ("dict", "update")]
-    return all(isinstance(program.value(one), Mapping) for one in spread)
+    for one in (*program.calls("update", "setdefault", "pop"), *made):
+        owner = ast.unparse(one.func.value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) else ""
+        if isinstance(one, ast.Call) and (owner == name or last_name(one.func) == "dict"):
+            spread += [*one.args[:1], *(word.value for word in one.keywords if word.arg is None)]
+        elif isinstance(one, ast.Call) and owner.startswith(f"{name}["):  # into a section, which is not followed
+            return False
+    handed = [one.value for one in ast.walk(program.tree) if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+    changed = any(last_name(one.func) in program.functions and name in map(ast.unparse, one.args) for one in handed)
+    return not changed and all(isinstance(program.value(one), Mapping) for one in spread)
 
 
 def _batch(program: Running) -> Any:
@@ -337,8 +340,8 @@ def _steps(program: Running) -> Any:
     """Passes of a step, of the plain forms alone: one backward pass in the loop of the optimizer's step, which (step + 1) % n == 0
     alone may hold back. A gap for all else."""
     calls = [one for one in program.calls("step") if _NO_UPDATE.search(ast.unparse(one.func)) is None]
-    backs, loops = program.calls("backward"), [one for one in ast.walk(program.tree) if isinstance(one, _Loop | Function)]
-    named = any(re.search(r"(?i)accum\w*(step|grad|iter)|grad\w*_acc", one) for one in program.names_used())
+    backs = program.calls("backward")
+    loops = [one for one in ast.walk(program.tree) if isinstance(one, ast.For | ast.While | Function)]
     if len(calls) != 1 or len(backs) != 1:  # none here, or of several models or branches
         return gap([STEPS])
     above, around = ([one for one in loops if any(part is call for part in ast.walk(one))] for call in (calls[0], backs[0]))
@@ -348,17 +351,16 @@ def _steps(program: Running) -> Any:
     inside, passes = {id(one) for one in parts}, program.conditions(backs[0])
     tests = [one for one in program.conditions(calls[0]) if id(one) in inside and one not in passes]
     tests = [one for one in tests if "%" in ast.unparse(one) or is_open(str(program.value(one)))]
-    alone = all(one in program.conditions(calls[0]) for one in passes)
-    if above != around or skips or split or not alone or len(tests) > 1:
+    if above != around or skips or split or len(tests) > 1 or any(one not in program.conditions(calls[0]) for one in passes):
         return gap([STEPS])
     if not tests:
-        return gap([STEPS]) if named else 1
+        named = (re.search(r"(?i)accum\w*(step|grad|iter)|grad\w*_acc", one) for one in program.names_used())
+        return gap([STEPS]) if any(named) else 1
     plain = tests[0] in program.conditions(calls[0], True) and _PERIOD.fullmatch(ast.unparse(tests[0]))
     value = program.value(tests[0].left.right) if plain else None  # type: ignore[attr-defined]
     return value if isinstance(value, int) else gap([STEPS])
 
 
-_Loop = ast.For | ast.While
 _NO_UPDATE = re.compile(r"(?i)sched|prof|lr_|warm|env|timer|track|progress|bar\b|meter|log")
 """Owners of a step() that is none of weights."""
 _PERIOD = re.compile(r"(\([\w.]+ \+ 1\)|[\w.]+) % [^=]+ == 0")
