@@ -236,8 +236,8 @@ def test_what_is_put_deep_into_the_configuration_of_an_engine_counts(tmp_path: P
 
 
 @pytest.mark.parametrize(("config", "sentence"), [
-    ({"bf16": True}, "bf16 of the configuration of DeepSpeed is True; it must be a section of settings"),
-    ({"zero_optimization": [3]}, "zero_optimization of the configuration of DeepSpeed is .*; it must be a section"),
+    ({"bf16": True}, "bf16 of DeepSpeed is True; it must be a section of settings"),
+    ({"zero_optimization": [3]}, "zero_optimization of DeepSpeed is .*; it must be a section"),
     ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, "train_batch_size by the GPUs .*: 8 does not divide by 16"),
     ({**ENGINE, "train_batch_size": 128}, "train_batch_size is 128, but 2 x 4 x 8 are 64"),
 ])  # fmt: skip
@@ -277,9 +277,13 @@ def test_what_the_model_is_handed_to_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_process_among_several_is_one_of_them(tmp_path: Path) -> None:
-    """RANK is set where there are several GPUs: this was refused."""
+    """RANK is set where there are several GPUs, and an option local_rank given: both were refused."""
     wrap = "import os\nddp = int(os.environ.get('RANK', -1)) != -1\nif ddp:\n    model = DDP(model)"
     assert looped(tmp_path, wrap).fields["zero"] == 0
+    option = "parser.add_argument('--local_rank', type=int, default=-1)\nargs = parser.parse_args()"
+    assert looped(tmp_path, "if args.local_rank != -1:\n    model = DDP(model)", before=option).fields["zero"] == 0
+    found = read(written(tmp_path, "torchrun --nproc_per_node 8 loop.py\n", "run.sh"), None, Given())
+    assert (asked_for(found), found.fields["micro_batch_size"]) == ([], 4)
 
 
 @pytest.mark.parametrize("loader", ["eval_loader = torch.utils.data.DataLoader(rows2, batch_size=1)",

@@ -37,8 +37,7 @@ def read(path: Path, said: Given) -> Reading:
     if (library := trains_with(read_text(path))) is not None:
         raise PlannerError(f"{path}: a program of {library}, of whose programs this one is not read; 'plan estimate' takes its job")
     program = WithModules(path, said)
-    loop = loop_of(program)
-    notes = [*notes_of_loop(program, loop)]
+    notes = notes_of_loop(program, loop := loop_of(program))
     require_known_adapters(program)
     require_language_model(program)
     loads = trained(program, model_loads(program))

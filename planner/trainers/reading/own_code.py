@@ -58,7 +58,7 @@ class Program(WithModules):
     """A program with the options of its command."""
 
     def __init__(self, file: Path, options: Mapping[str, Any], gpus: int | None = None) -> None:
-        said = {name: str(value) for name, value in options.items() if value is not None}
+        said = {name: str(value) for name, value in options.items() if value is not None and (name, value) != ("local_rank", -1)}
         super().__init__(file, Given(num_gpus=gpus, settings=said))
 
 
@@ -76,7 +76,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
-    looped = notes_of_loop(code, own) if code is not None and "wrapped" in own else ()
+    looped = notes_of_loop(code, own) if code is not None and "wrapped" in own else []
     given.asked |= {one for one in given.data if own.get("wrapped") == "deepspeed" and DECIDING.fullmatch(one)}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
     given.data = {name: value for name, value in given.data.items() if name not in whole}
@@ -168,7 +168,7 @@ KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_
 """Functions that are read and give a model back, beside those."""
 
 
-def notes_of_loop(program: WithModules, loop: Mapping[str, Any]) -> tuple[str, ...]:
+def notes_of_loop(program: WithModules, loop: Mapping[str, Any]) -> list[str]:
     """What is told of a loop of the program's own, and of what it hands its model to that nobody here knows. Raises PlannerError
     for one whose step or degrees are not followed."""
     wraps = wraps_of(program)
@@ -178,7 +178,7 @@ def notes_of_loop(program: WithModules, loop: Mapping[str, Any]) -> tuple[str, .
     made = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts if program.may_run(one.value)]
     what = "which is not read: what it changes of the model is not in the plan"
     told = (f"{held} is handed to {to}, {what}" for held, to in made if to not in KEEP)
-    return (f"the training loop is the program's own ({name}, line {line}): read by the calls that it makes", *told)
+    return [f"the training loop is the program's own ({name}, line {line}): read by the calls that it makes", *told]
 
 
 def _without_classes(tree: ast.Module) -> str:

@@ -162,6 +162,11 @@ class Running(Script):
         own = next((one for one in options if name in option_names(one)), None)
         return (self._option(own, name),) if own is not None and found == (gap([name]),) else found
 
+    def _option(self, call: ast.Call, name: str) -> Any:
+        """The same; each of several processes is given its local rank."""
+        several = name == "local_rank" and (self.said.num_gpus or 1) > 1 and name not in self.said.settings
+        return 0 if several else super()._option(call, name)
+
     def _of_call(self, node: ast.Call) -> Any:
         """The same, and getattr(torch, "bfloat16")."""
         if last_name(node.func) == "getattr" and len(node.args) >= 2 and last_name(node.args[0]) == "torch":

@@ -143,8 +143,7 @@ def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
         named = [str(one) for one in names] if isinstance(names, list) else [str(names)]
         whole = [one for one in sizes if isinstance(one, int)] if isinstance(sizes, list) else []
         what = f"{_own(program, wraps)} has a mesh of {shown_text(', '.join(named) or str(sizes))[:80]}"
-        followed = isinstance(sizes, list) and len(named) in (0, len(sizes)) and not is_open("".join(named))
-        if not followed or len({*named}) != len(named):
+        if not isinstance(sizes, list) or len({*named}) not in (0, len(sizes)) or is_open("".join(named)):
             raise PlannerError(f"{what} over {shown_text(str(sizes))[:80]}, which is not followed; {WAY_OUT}")
         if gpus and len(whole) == len(sizes) and math.prod(whole) != gpus:
             raise PlannerError(f"{what}: {' x '.join(map(str, whole))} are not {gpus} GPUs; say --gpus N")
@@ -153,9 +152,8 @@ def _of_mesh(program: Running, wraps: Sequence[ast.Call]) -> dict[str, Any]:
             raise PlannerError(f"{what}, whose degrees are not read; {WAY_OUT}")
         found += [sizes] * (len(sizes) == 2)
     handed = {name for one in wraps for name, node in _words(program, one).items() if not _is_none(node)} & {"mesh", "device_mesh"}
-    found = [["", ""]] if handed and not program.calls("init_device_mesh") else found
-    if any(one != found[0] for one in found):
-        raise PlannerError(f"{_own(program, wraps)} has several meshes, of which one is followed; {WAY_OUT}")
+    if (handed and not program.calls("init_device_mesh")) or any(one != found[0] for one in found):
+        found = [["", ""]]  # made elsewhere, or one of several
     pairs = zip(("dp_replicate_size", "dp_shard_size"), found[0], strict=True) if found else ()
     return {"parallelism_config": {name: one if isinstance(one, int) else gap([name]) for name, one in pairs}} if found else {}
 
@@ -241,8 +239,7 @@ def _of_engine(
         return {"deepspeed": "zero3", BATCH: loaded if isinstance(loaded, int) else 1, "optim": found["optim"] if own else None}
     for name in ("bf16", "fp16", "optimizer", "zero_optimization", "tensor_parallel"):
         if not isinstance(section := config.get(name) or {}, Mapping):
-            what = f"{name} of the configuration of DeepSpeed is {shown(section)}; it must be a section of settings"
-            raise PlannerError(f"{program.path}: {what}")
+            raise PlannerError(f"{program.path}: {name} of DeepSpeed is {shown(section)}; it must be a section of settings")
     config["optimizer"] = {} if own else {"type": (config.get("optimizer") or {}).get("type")}
     whole, micro, steps = (
         number if isinstance(number := config.pop(name, None), int) else None
@@ -250,7 +247,8 @@ def _of_engine(
     )
     batch, dp = micro if loaded is None else loaded, program.said.num_gpus
     if whole and dp:  # [runtime/config.py: _set_batch_related_parameters]
-        dp = quotient(dp, int((config.get("tensor_parallel") or {}).get("autotp_size") or 1), f"{program.path}: GPUs by autotp_size")
+        tp = (config.get("tensor_parallel") or {}).get("autotp_size")
+        dp = quotient(dp, tp if isinstance(tp, int) else 1, f"{program.path}: GPUs by autotp_size")
         each = quotient(whole, dp * (micro or 1) * (steps or 1), f"{program.path}: train_batch_size by the GPUs and the other keys")
         if micro and steps and each > 1:
             raise PlannerError(f"{program.path}: train_batch_size is {whole}, but {micro} x {steps} x {dp} are {whole // each}")
@@ -267,8 +265,7 @@ def _of_engine(
 def _with_puts(program: Running, node: ast.expr | None, value: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what the program puts into it and its sections: config["zero_optimization"]["stage"] = 3."""
     found = copy.deepcopy(dict(value))
-    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)]
-    for put in sorted(puts, key=lambda one: one.lineno):
+    for put in sorted((one for one in ast.walk(program.tree) if isinstance(one, ast.Assign)), key=lambda one: one.lineno):
         slices, place = list[ast.expr](), put.targets[0]
         while isinstance(place, ast.Subscript):
             slices, place = [place.slice, *slices], place.value
@@ -354,15 +351,13 @@ def _steps(program: Running) -> Any:
     if above != around or skips or split or len(tests) > 1 or any(one not in program.conditions(calls[0]) for one in passes):
         return gap([STEPS])
     if not tests:
-        named = (re.search(r"(?i)accum\w*(step|grad|iter)|grad\w*_acc", one) for one in program.names_used())
-        return gap([STEPS]) if any(named) else 1
+        return gap([STEPS]) if any(re.search(r"(?i)accum\w*(step|grad|iter)|grad\w*_acc", it) for it in program.names_used()) else 1
     plain = tests[0] in program.conditions(calls[0], True) and _PERIOD.fullmatch(ast.unparse(tests[0]))
     value = program.value(tests[0].left.right) if plain else None  # type: ignore[attr-defined]
     return value if isinstance(value, int) else gap([STEPS])
 
 
-_NO_UPDATE = re.compile(r"(?i)sched|prof|lr_|warm|env|timer|track|progress|bar\b|meter|log")
-"""Owners of a step() that is none of weights."""
+_NO_UPDATE = re.compile(r"(?i)sched|prof|lr_|warm|env|timer|track|progress|bar\b|meter|log")  # whose step() is none of weights
 _PERIOD = re.compile(r"(\([\w.]+ \+ 1\)|[\w.]+) % [^=]+ == 0")
 
 
