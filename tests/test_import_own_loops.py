@@ -214,6 +214,8 @@ def test_what_is_put_into_the_configuration_of_an_engine_counts(tmp_path: Path) 
     ("", "{'zero_optimization': {**of(args)}}"),
     (f"config = {ENGINE!r}\nconfig.update(base(args))", "config"),
     (f"config = {ENGINE!r}\nconfig['bf16'].update({{'enabled': False}})", "config"),
+    (f"def own():\n    it = {ENGINE!r}\n    it['zero_optimization']['stage'] = 1\n    return it", "own()"),
+    (f"def own():\n    return {{**base(), **{ENGINE!r}}}\nconfig = own()", "config"),
     (f"config = {ENGINE!r}\nconfig.setdefault('fp16', {{}})", "config"),
     (f"def grown(it):\n    it['zero_optimization'] = {{'stage': 1}}\nconfig = {ENGINE!r}\ngrown(config)", "config"),
     (f"config = {ENGINE!r}\nconfig['zero_optimization'] = here()", "config"),

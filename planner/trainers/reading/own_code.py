@@ -76,7 +76,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
-    looped = notes_of_loop(code, own) if code is not None and "wrapped" in own else []
+    given.told = (*notes_of_loop(code, own),) if code is not None and "wrapped" in own else ()
     given.asked |= {one for one in given.data if own.get("wrapped") == "deepspeed" and DECIDING.fullmatch(one)}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
     given.data = {name: value for name, value in given.data.items() if name not in whole}
@@ -88,7 +88,6 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
         usual = _take_calls(given, code, file, usual, bool(own.get("use_bnb_nested_quant", True)))
-        given.told = (*given.told, *looped)
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
     elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
@@ -114,7 +113,7 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     """What the calls of a program make of its model and its trainer, whatever its command says; its defaults without those that it
     hands to nobody. ``nested``: what it quantises with may be quantised again."""
     trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
-    given.told = passed_over(code, trainers, SIZES)
+    given.told = (*given.told, *passed_over(code, trainers, SIZES))
     single = () if nested else DOUBLED  # its command may say what it hands to nobody
     parts = parts_of(code, trainers, model_loads(code))
     single = (*single, "use_liger") if of_own_switch(code, parts) else single

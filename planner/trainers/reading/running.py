@@ -164,8 +164,7 @@ class Running(Script):
 
     def _option(self, call: ast.Call, name: str) -> Any:
         """The same; each of several processes is given its local rank."""
-        several = name == "local_rank" and (self.said.num_gpus or 1) > 1 and name not in self.said.settings
-        return 0 if several else super()._option(call, name)
+        return 0 if name == "local_rank" and (self.said.num_gpus or 1) > 1 else super()._option(call, name)
 
     def _of_call(self, node: ast.Call) -> Any:
         """The same, and getattr(torch, "bfloat16")."""

@@ -298,19 +298,22 @@ def _closed(program: Running, value: Mapping[str, Any], questions: list[Question
 
 
 def _is_whole(program: Running, node: ast.expr | None) -> bool:
-    """Whether nothing is spread or put into a configuration that is not known."""
-    name, made = ast.unparse(node) if node is not None else "", list(ast.walk(held_by(program, node) or ast.Module([], [])))
-    pairs = [pair for one in made if isinstance(one, ast.Dict) for pair in zip(one.keys, one.values, strict=True)]
-    spread = [value for key, value in pairs if key is None]
+    """Whether nothing is spread or put into a configuration, nor by a function that makes it or is handed it, that is not known."""
+    name, made = ast.unparse(node) if node is not None else "?", list(ast.walk(held_by(program, node) or ast.Module([], [])))
+    makers = [program.functions.get(last_name(one.func)) for one in made if isinstance(one, ast.Call)]
+    made += [part for one in makers if one is not None for part in ast.walk(one)]
+    spread = [value for it in made if isinstance(it, ast.Dict) for key, value in zip(it.keys, it.values, strict=True) if not key]
+    deep: list[ast.AST] = [one for one in made if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).count("[") > 1]
     for one in (*program.calls("update", "setdefault", "pop"), *made):
         owner = ast.unparse(one.func.value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) else ""
-        if isinstance(one, ast.Call) and (owner == name or last_name(one.func) == "dict"):
+        own = one in made and last_name(getattr(one, "func", one)) in ("dict", "setdefault", "update")
+        if isinstance(one, ast.Call) and (own or owner == name):
             spread += [*one.args[:1], *(word.value for word in one.keywords if word.arg is None)]
         elif isinstance(one, ast.Call) and owner.startswith(f"{name}["):  # into a section, which is not followed
             return False
-    handed = [one.value for one in ast.walk(program.tree) if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
-    changed = any(last_name(one.func) in program.functions and name in map(ast.unparse, one.args) for one in handed)
-    return not changed and all(isinstance(program.value(one), Mapping) for one in spread)
+    handed = (one.value for one in ast.walk(program.tree) if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
+    deep += [one for one in handed if last_name(one.func) in program.functions and name in map(ast.unparse, one.args)]
+    return not deep and all(isinstance(program.value(one), Mapping) for one in spread)
 
 
 def _batch(program: Running) -> Any:
@@ -346,15 +349,14 @@ def _steps(program: Running) -> Any:
     skips = any(isinstance(one, ast.Continue) and one.lineno < calls[0].lineno for one in parts)
     split = any(isinstance(one, ast.For) and re.search("load|batch|data", ast.unparse(one.iter)) for one in above[:-1])
     inside, passes = {id(one) for one in parts}, program.conditions(backs[0])
-    tests = [one for one in program.conditions(calls[0]) if id(one) in inside and one not in passes]
+    tests: list[Any] = [one for one in program.conditions(calls[0]) if id(one) in inside and one not in passes]
     tests = [one for one in tests if "%" in ast.unparse(one) or is_open(str(program.value(one)))]
     if above != around or skips or split or len(tests) > 1 or any(one not in program.conditions(calls[0]) for one in passes):
         return gap([STEPS])
     if not tests:
         return gap([STEPS]) if any(re.search(r"(?i)accum\w*(step|grad|iter)|grad\w*_acc", it) for it in program.names_used()) else 1
     plain = tests[0] in program.conditions(calls[0], True) and _PERIOD.fullmatch(ast.unparse(tests[0]))
-    value = program.value(tests[0].left.right) if plain else None  # type: ignore[attr-defined]
-    return value if isinstance(value, int) else gap([STEPS])
+    return value if plain and isinstance(value := program.value(tests[0].left.right), int) else gap([STEPS])
 
 
 _NO_UPDATE = re.compile(r"(?i)sched|prof|lr_|warm|env|timer|track|progress|bar\b|meter|log")  # whose step() is none of weights
