@@ -10,7 +10,6 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.loading import UNDATED
 from planner.trainers.reading.own_classes import DECODERS, model_loads, owner
-from planner.trainers.reading.own_code import notes_of_loop
 from planner.trainers.reading.own_parts import default_dtype, other_sizes, parts_of
 from planner.trainers.reading.programs import trains_with
 from planner.trainers.reading.python_text import last_name
@@ -29,7 +28,7 @@ from planner.trainers.reading.training_scripts import (
     require_language_model,
 )
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import DECIDING, loop_of
+from planner.trainers.reading.wrapped_loops import DECIDING, loop_of, notes_of_loop
 
 
 def read(path: Path, said: Given) -> Reading:

@@ -75,6 +75,39 @@ def of_other_data(program: Running, call: ast.Call) -> bool:
     return OTHER_DATA.search(" ".join([program.home_of(call), *map(ast.unparse, data)]).lower()) is not None
 
 
+def batch_of(program: Running) -> Any:
+    """Sequences of a batch of the loader that is trained on; a gap where loaders differ or leave it open, None = there is none."""
+    sizes: list[Any] = []
+    for one in loaders_of(program):
+        words = {word.arg: word.value for word in one.keywords}
+        node = words.get("batch_size", one.args[1] if len(one.args) > 1 else None)
+        unsaid = [gap([BATCH]) if {"batch_sampler", None} & {*words} else 1]
+        sizes += unsaid if node is None else [program.value(each) for each in _given(program, one, node)]
+    known = {one for one in sizes if isinstance(one, int)}
+    return None if not sizes else known.pop() if len(known) == 1 and all(isinstance(one, int) for one in sizes) else gap([BATCH])
+
+
+def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]:
+    """What a batch is: itself, or what a function that makes loaders of other data too is given for it."""
+    calls = program.calls(program.home_of(loader) or "-") if isinstance(node, ast.Name) else []
+    trained = [one for one in calls if not of_other_data(program, one)]
+    given = [word.value for one in trained for word in one.keywords if word.arg == getattr(node, "id", "")]
+    return given if given and len(given) == len(trained) < len(calls) else [node]
+
+
+WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
+"""Functions of libraries that give a model back as it was trained before."""
+
+
+def is_handed_on(program: Running, put: ast.Assign) -> bool:
+    """Whether a model is what a function makes of it that is neither in the project nor known."""
+    held, made = put.targets[0], put.value
+    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
+        return False
+    name = last_name(made.func)
+    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
+
+
 def optimizer_of(program: Running) -> str | None:
     """The optimizer that a loop makes of weights; a gap where several may be meant that keep other states."""
     names = {last_name(one.func) for one in ast.walk(program.tree) if isinstance(one, ast.Call)}

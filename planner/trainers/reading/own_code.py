@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import STEPS
+from planner.trainers.reading.accelerators import STEPS, is_handed_on
 from planner.trainers.reading.derived import kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.lengths import cuts
@@ -45,7 +45,7 @@ from planner.trainers.reading.training_scripts import (
 )
 from planner.trainers.reading.unsloth_parts import of_parser
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.wrapped_loops import DECIDING, loop_of, require_known_loop, wraps_of
+from planner.trainers.reading.wrapped_loops import DECIDING, loop_of, notes_of_loop
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -76,7 +76,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.late += own.pop("loop_questions", [])
     idle = set() if code is None else _idle(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
-    given.told = (*notes_of_loop(code, own),) if code is not None and "wrapped" in own else ()
+    looped = notes_of_loop(code, own) if code is not None and "wrapped" in own else []
     given.asked |= {one for one in given.data if own.get("wrapped") == "deepspeed" and DECIDING.fullmatch(one)}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
     given.data = {name: value for name, value in given.data.items() if name not in whole}
@@ -88,6 +88,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.ask(Question(name="--model NAME", about=about))
     if code is not None:
         usual = _take_calls(given, code, file, usual, bool(own.get("use_bnb_nested_quant", True)))
+        given.told = (*given.told, *looped)
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
     elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
@@ -113,7 +114,7 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     """What the calls of a program make of its model and its trainer, whatever its command says; its defaults without those that it
     hands to nobody. ``nested``: what it quantises with may be quantised again."""
     trainers = code.calls(*TRAINERS, *derived_from(code, TRAINERS))
-    given.told = (*given.told, *passed_over(code, trainers, SIZES))
+    given.told = passed_over(code, trainers, SIZES)
     single = () if nested else DOUBLED  # its command may say what it hands to nobody
     parts = parts_of(code, trainers, model_loads(code))
     single = (*single, "use_liger") if of_own_switch(code, parts) else single
@@ -148,36 +149,6 @@ def _trains_all(program: Program) -> bool:
     makes = r"(?i)\b(\w*lora\w*|\w*peft\w*|\w*adapters?)\(|\bpeft\w*=|\bPeftModel|\bunsloth"
     trains = bool(loads and program.calls(*TRAINERS)) and re.search(makes, _without_classes(program.tree)) is None
     return trains and not any(is_handed_on(program, one) for one in ast.walk(program.tree) if isinstance(one, ast.Assign))
-
-
-WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel")
-"""Functions of libraries that give a model back as it was trained before."""
-
-
-def is_handed_on(program: WithModules, put: ast.Assign) -> bool:
-    """Whether a model is what a function makes of it that is neither in the project nor known."""
-    held, made = put.targets[0], put.value
-    if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
-        return False
-    name = last_name(made.func)
-    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
-
-
-KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
-"""Functions that are read and give a model back, beside those."""
-
-
-def notes_of_loop(program: WithModules, loop: Mapping[str, Any]) -> list[str]:
-    """What is told of a loop of the program's own, and of what it hands its model to that nobody here knows. Raises PlannerError
-    for one whose step or degrees are not followed."""
-    wraps = wraps_of(program)
-    require_known_loop(program, wraps, "wrapped" in loop)
-    name, line = last_name(wraps[0].func), wraps[0].lineno
-    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
-    made = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts if program.may_run(one.value)]
-    what = "which is not read: what it changes of the model is not in the plan"
-    told = (f"{held} is handed to {to}, {what}" for held, to in made if to not in KEEP)
-    return [f"the training loop is the program's own ({name}, line {line}): read by the calls that it makes", *told]
 
 
 def _without_classes(tree: ast.Module) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import STEPS, loaders_of, of_loop, of_other_data, optimizer_of
+from planner.trainers.reading.accelerators import STEPS, batch_of, is_handed_on, of_loop, optimizer_of
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
@@ -69,7 +69,7 @@ def loop_of(program: Running) -> dict[str, Any]:
         return found
     kinds = {WRAPPERS[last_name(one.func)] for one in wraps}
     kind, questions, notes = kinds.pop() if len(kinds) == 1 else "", list[Question](), list[str]()
-    found = {"own_loop": True, "wrapped": kind, BATCH: _batch(program), "optim": optimizer_of(program) or gap(["optim"])}
+    found = {"own_loop": True, "wrapped": kind, BATCH: batch_of(program), "optim": optimizer_of(program) or gap(["optim"])}
     found["sync_each_batch"] = not program.calls("no_sync", "set_requires_gradient_sync", "set_is_last_backward")
     if kind == "deepspeed":
         found |= _of_engine(program, _words(program, wraps[0]), found, questions)
@@ -316,26 +316,6 @@ def _is_whole(program: Running, node: ast.expr | None) -> bool:
     return not deep and all(isinstance(program.value(one), Mapping) for one in spread)
 
 
-def _batch(program: Running) -> Any:
-    """Sequences of a batch of the loader that is trained on; a gap where loaders differ or leave it open, None = there is none."""
-    sizes: list[Any] = []
-    for one in loaders_of(program):
-        words = {word.arg: word.value for word in one.keywords}
-        node = words.get("batch_size", one.args[1] if len(one.args) > 1 else None)
-        unsaid = [gap([BATCH]) if {"batch_sampler", None} & {*words} else 1]
-        sizes += unsaid if node is None else [program.value(each) for each in _given(program, one, node)]
-    known = {one for one in sizes if isinstance(one, int)}
-    return None if not sizes else known.pop() if len(known) == 1 and all(isinstance(one, int) for one in sizes) else gap([BATCH])
-
-
-def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]:
-    """What a batch is: itself, or what a function that makes loaders of other data too is given for it."""
-    calls = program.calls(program.home_of(loader) or "-") if isinstance(node, ast.Name) else []
-    trained = [one for one in calls if not of_other_data(program, one)]
-    given = [word.value for one in trained for word in one.keywords if word.arg == getattr(node, "id", "")]
-    return given if given and len(given) == len(trained) < len(calls) else [node]
-
-
 def _steps(program: Running) -> Any:
     """Passes of a step, of the plain forms alone: one backward pass in the loop of the optimizer's step, which (step + 1) % n == 0
     alone may hold back. A gap for all else."""
@@ -390,3 +370,20 @@ def require_known_loop(program: Running, wraps: Sequence[ast.Call], looped: bool
         raise PlannerError(f"{own} runs other models or another step beside it ({other[:60]}), which is not read; {WAY_OUT}")
     if "hydra.main" in ast.unparse(program.tree):
         raise PlannerError(f"{own} takes its settings from a configuration of hydra, which is not read; {WAY_OUT}")
+
+
+KEEP = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper", "initialize")
+"""Functions that are read and give a model back, beside those."""
+
+
+def notes_of_loop(program: Running, loop: Mapping[str, Any]) -> list[str]:
+    """What is told of a loop of the program's own, and of what it hands its model to that nobody here knows. Raises PlannerError
+    for one whose step or degrees are not followed."""
+    wraps = wraps_of(program)
+    require_known_loop(program, wraps, "wrapped" in loop)
+    name, line = last_name(wraps[0].func), wraps[0].lineno
+    puts = [one for one in ast.walk(program.tree) if isinstance(one, ast.Assign) and is_handed_on(program, one)]
+    made = [(ast.unparse(one.targets[0]), last_name(getattr(one.value, "func", one))) for one in puts if program.may_run(one.value)]
+    what = "which is not read: what it changes of the model is not in the plan"
+    told = (f"{held} is handed to {to}, {what}" for held, to in made if to not in KEEP)
+    return [f"the training loop is the program's own ({name}, line {line}): read by the calls that it makes", *told]
