@@ -23,14 +23,14 @@ chmod +x "$INNER"
 
 
 @pytest.mark.parametrize("command", [
-    'time srun --ntasks 1 apptainer exec --nv -B "$PWD:/work" image.sif "$INNER"',
-    "singularity run -B $PWD:/work image.sif /work/inner_${SLURM_JOB_ID}",
-    "sudo docker run --rm -v $PWD:/work image bash /work/inner_${SLURM_JOB_ID}",
+    'time srun --ntasks 1 apptainer exec --nv -B "$PWD:/job" image.sif "$INNER"',
+    "singularity run -B $PWD:/job image.sif /job/inner_${SLURM_JOB_ID}",
+    "sudo docker run --rm -v $PWD:/job image bash /job/inner_${SLURM_JOB_ID}",
     "docker exec -i box bash -lc $INNER", "enroot start --rw -m $PWD:/mnt image bash /mnt/inner_${SLURM_JOB_ID}",
     "srun --container-image=image.sqsh --container-mounts=$PWD:/mnt bash /mnt/inner_${SLURM_JOB_ID}",
     "./inner_${SLURM_JOB_ID}", "nohup $INNER > log 2>&1 &", 'sh -c "$(cat $INNER)"',
     'apptainer exec image.sif bash -c "$(cat inner_${SLURM_JOB_ID})"', "apptainer exec image.sif bash inner.sh",
-    "docker run image /work/job/inner.sh", f"docker run -i image bash -e << EOF\n{TRAINS}EOF",
+    "docker run image /mounted/job/inner.sh", f"docker run -i image bash -e << EOF\n{TRAINS}EOF",
 ])  # fmt: skip
 def test_an_inner_script_is_followed(tmp_path: Path, command: str) -> None:
     """Its lines have the variables of the outer script, and the container's own words say nothing of the job."""
@@ -60,7 +60,7 @@ JOB = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=4
 #SBATCH --ntasks-per-node=4
-ROOT=/cluster/work/$USER/course
+ROOT=/cluster/home/$USER/course
 cat > .inner << EOF
 #!/bin/bash
 python $ROOT/recipes/lora_finetune_distributed.py --config $ROOT/configs/lora/one.yaml

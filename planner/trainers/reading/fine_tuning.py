@@ -174,7 +174,7 @@ def reading(job: FineTuning) -> Reading:
     own = own_layers.asked_and_noted(job.given, result.unread, job.lora_rank, spec)
     held = by_release.of_wrapper(job.given, job.trainer, shard, result, spec) if job.trainer in OF_TRAINER else ()
     result = reduced_last(result, shard.kind == "fsdp" and job.trainer in OF_TRAINER and not by_release.syncs_each(job.given))
-    more = (*own[1], *of_methods(result.unread, spec, result.precision), *held, *job.given.told)
+    more = (*own[1], *of_methods(result.unread, spec, result.precision), *held, *job.given.program_notes)
     return dataclasses.replace(result, questions=(*result.questions, *waits[:1], *own[0]), notes=(*result.notes, *more))
 
 

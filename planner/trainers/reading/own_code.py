@@ -26,6 +26,7 @@ from planner.trainers.reading.own_parts import (
     put_by,
 )
 from planner.trainers.reading.own_passes import classes_made, held
+from planner.trainers.reading.own_programs import is_of_unsloth
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
@@ -100,7 +101,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         usual = _take_calls(given, code, file, usual, bool(own.get("use_bnb_nested_quant", True)))
         if "wrapped" in own:
             objective_of(given, program)  # another step is told of first
-            given.told = (*given.told, *known_loop(code, True))
+            given.program_notes = (*given.program_notes, *known_loop(code, True))
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
         given.data = {**given.data, "deepspeed": given.get(name)}
     elsewhere = file is None or (code is not None and not code.calls("from_pretrained", *TRAINERS))
@@ -141,7 +142,7 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     away = {one for names in variables.values() for one in names if one.endswith("Trainer")} - kinds - classes_of(code.tree).keys()
     trainers = code.calls(*kinds, *(one for one, names in variables.items() if not (kinds | away).isdisjoint(names)))
     what = f"which {code.path.name} trains with, is not there: what it changes of the step is not in the plan"
-    given.told = (*passed_over(code, trainers, SIZES), *(f"{one}, {what}" for one in sorted(away)))
+    given.program_notes = (*passed_over(code, trainers, SIZES), *(f"{one}, {what}" for one in sorted(away)))
     single = () if nested else DOUBLED  # its command may say what it hands to nobody
     parts = parts_of(code, trainers, model_loads(code))
     single = (*single, "use_liger") if of_own_switch(code, parts) else single
@@ -150,14 +151,15 @@ def _take_calls(given: Settings, code: Program, file: Path | None, usual: dict[s
     given.data = {**data, **parts, **put_by(code, code.calls(*TRAINERS))}
     given.late += other_sizes(code, given.said) if given.said is not None else []
     built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
-    derived = (kinds_of(code.tree, classes_made(code, one)) for one in trainers)
+    made = [classes_made(variables, one) for one in trainers]
+    derived = (kinds_of(code.tree, names) for names in made)
     built |= {True for kinds in derived if any(one.startswith("DPO") for one in kinds)}
     given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
     lean = [one for one in code.calls("from_pretrained") if of_unsloth(one)]
-    here = file is not None and re.search(r"\bFast\w*Model\.from_pretrained\(", read_text(file)) is not None
+    here = is_of_unsloth(file)
     loads = [last_name(getattr(one.func, "value", one)) for one in lean if here or code.runs(one)]
     given.attention_put = attention_put(code, model_loads(code))
-    given.calls = frozenset((*(name for one in trainers for name in classes_made(code, one)), *loads))
+    given.calls = frozenset((*(name for names in made for name in names), *loads))
     if "gradient_checkpointing" in given.data and _checkpoints(code):
         given.data = {**given.data, "gradient_checkpointing": True}
     return usual

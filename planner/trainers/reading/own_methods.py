@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 from planner.trainers.reading.derived import calls_above, classes_of, lineage, methods_of, own_functions
 from planner.trainers.reading.kernels import ALL_SCORES, OWN_LOSS
 from planner.trainers.reading.own_classes import OF_SCORES, is_model
-from planner.trainers.reading.own_passes import STEPS, classes_made, of_helpers, passes
+from planner.trainers.reading.own_passes import STEPS, classes_made, held, of_helpers, passes
 from planner.trainers.reading.python_text import FAR, Function, last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
@@ -70,16 +70,17 @@ def found_in(script: Running, trainers: Sequence[ast.Call]) -> dict[str, list[st
     made, lines, scores = classes_of(script.tree), dict[str, None](), 0
     puts = [(ast.unparse(one.targets[0]), last_name(one.value.func)) for one in ast.walk(script.tree)
             if made and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]  # fmt: skip
-    held = {name.rpartition(".")[2]: own_functions([made[kind]]).get("forward") for name, kind in puts if kind in made}
+    forwards = {name.rpartition(".")[2]: own_functions([made[kind]]).get("forward") for name, kind in puts if kind in made}
     losses = {name.rpartition(".")[2] for name, kind in puts if kind == "CrossEntropyLoss"}
     for variable in (ast.unparse(word.value) for call in trainers for word in call.keywords if word.arg == "model"):
         kind = next((each for name, each in reversed(puts) if name == variable), "")
         own, others = lineage(kind, made)
         if "forward" in own_functions(own) and "Module" in others and not is_model(kind, made):  # no class of transformers
             lines[f"around {kind} (line {made[kind].lineno % FAR})"] = None
-    for name in dict.fromkeys(name for one in trainers for name in classes_made(script, one)):
+    variables = held(script)
+    for name in dict.fromkeys(name for one in trainers for name in classes_made(variables, one)):
         classes = lineage(name, made)[0]
-        named = {**{one: forward for one, forward in held.items() if forward}, **script.functions, **own_functions(classes)}
+        named = {**{one: forward for one, forward in forwards.items() if forward}, **script.functions, **own_functions(classes)}
         for each, one in methods_of(classes, DECIDING):
             place = f"{each.name}.{one.name} (line {one.lineno % FAR})"
             lines |= dict.fromkeys([f"{word} {place}" for word in _kept(one, named, losses)])

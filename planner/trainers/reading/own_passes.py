@@ -95,10 +95,10 @@ def _meant(script: Script, value: ast.expr, tables: Mapping[str, Mapping[Any, st
     return [*table.values()] if is_open(word) else [table[word]] if word in table else [last_name(one) for one in keys[1:]]
 
 
-def classes_made(script: Script, call: ast.Call) -> list[str]:
-    """The classes of which a call may make an object: the one that it names, or those that a variable holds."""
+def classes_made(variables: Mapping[str, list[str]], call: ast.Call) -> list[str]:
+    """The classes of which a call may make an object: the one that it names, or those that one of ``variables`` (held) may mean."""
     name = last_name(call.func)
-    return held(script).get(name) or [name]
+    return variables.get(name) or [name]
 
 
 def of_helpers(named: Mapping[str, Function], known: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:

@@ -42,7 +42,7 @@ class Settings:
         """What its program leaves open, to be asked where nothing refuses the job."""
         self.one_gpu = False
         """Its program puts the whole model on one GPU by its number."""
-        self.told: tuple[str, ...] = ()
+        self.program_notes: tuple[str, ...] = ()
         """What its program does that is not read, as notes."""
         self.built = ""
         """The step of the trainer that its program builds, lm or dpo; empty = not known."""

@@ -263,10 +263,10 @@ def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any], whole: bool)
     return spell(f"torchtitan{version}", {name: value for name, value in said.items() if value})
 
 
-def _of_older_words(told: Mapping[str, Any], training: dict[str, Any]) -> tuple[str, ...]:
+def _of_older_words(said: Mapping[str, Any], training: dict[str, Any]) -> tuple[str, ...]:
     """Leaves max_context_length out where the file counts in sequences, as versions do that do not have it; a note says so."""
-    length, sizes = training["max_context_length"], [one for one in ("local_batch_size", "seq_len") if one in told]
-    if length is None or not sizes or any(one.startswith("num_tokens_") for one in told):
+    length, sizes = training["max_context_length"], [one for one in ("local_batch_size", "seq_len") if one in said]
+    if length is None or not sizes or any(one.startswith("num_tokens_") for one in said):
         return ()
     training["max_context_length"] = None
     what = f"training.max_context_length {shown(length)} is no word of the version that has {' and '.join(sizes)}"

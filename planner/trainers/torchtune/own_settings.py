@@ -45,7 +45,7 @@ LOSSES = {
 }  # fmt: skip
 """Losses by their classes: '' = in pieces as the trainer has it, or of DPO."""
 MUCH = 0.25
-"""GiB from which something is told: some percent of the smallest jobs."""
+"""GiB from which there is a note: some percent of the smallest jobs."""
 PREFERENCES = ("DPOLoss", "RSOLoss", "IPOLoss")
 """Losses of pairs over a reference model."""
 
