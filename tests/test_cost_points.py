@@ -48,7 +48,7 @@ def test_states_of_experts_without_a_pipeline_by_hand() -> None:
         "head_weights": 2 * TABLE, "table_weights": 2 * TABLE, "dense_reduced": 320, "largest_reduced": 640,
         "largest_gradients": 320, "head_reduced": 4 * TABLE, "table_reduced": 4 * TABLE, "table_gradient": 2 * TABLE,
         "new_layer": 4 * (10 + 40), "new_head": TABLE / 2, "new_all": 4 * (100 + 400), "kept_new": 0,
-        "accumulated": 2000, "buckets": 0, "resharded": 1, "pipelined": 0, "received": 0, "copied": 0,
+        "accumulated": 2000, "buckets": 0, "updating": 0, "resharded": 1, "pipelined": 0, "received": 0, "copied": 0,
         "root": 0, "released": 0, "head_copies": 0, "head_pieces": 0, "wrapped": 1,
     }  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_states_of_a_pipeline_by_hand() -> None:
         "table_weights": 2 * table, "dense_reduced": 320, "largest_reduced": 320, "largest_gradients": 160, "head_reduced": 0,
         "table_reduced": 4 * table, "table_gradient": 4 * table, "new_layer": 160, "new_head": 0, "new_all": 1600,
         "kept_new": 1, "accumulated": 4 * (800 + table), "resharded": 0, "pipelined": 1, "received": 8 * 4 * M, "copied": 0,
-        "buckets": 0,
+        "buckets": 0, "updating": 0,
         "root": 0, "released": 0, "head_copies": 0, "head_pieces": 0, "wrapped": 1,
         "last": (2 * table, 0),
     }  # fmt: skip
@@ -107,6 +107,7 @@ T = {
     "dense_reduced": 50, "largest_reduced": 64, "largest_gradients": 32, "head_reduced": 140, "table_reduced": 160,
     "table_gradient": 80, "new_layer": 7, "new_head": 9, "new_all": 77, "kept_new": 0, "accumulated": 77, "resharded": 1,
     "received": 11, "copied": 3, "root": 0, "released": 0, "head_copies": 0, "head_pieces": 0,
+    "updating": 0,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from samples import MODELS, TRAINERS, job, priced
 
-from planner.cost.memory.peak_points import GIVEN_BACK, HELD_GIVEN_BACK
+from planner.cost.memory.allocator import GIVEN_BACK, HELD_GIVEN_BACK
 from planner.cost.memory.states import host_bytes, state_bytes
 from planner.cost.parameters import total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters

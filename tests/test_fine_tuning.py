@@ -264,10 +264,10 @@ def test_lora_of_8b_fits_a_card_of_24_gb() -> None:
     [loss] = [one for one in found["assumptions"] if one["what"] == "loss"]
     layout = found["plans"][0]["layout"]
     assert found["plans"][0]["fits"] and not layout.get("offload_parameters") and not layout.get("offload_activations")
-    assert (loss["value"], loss["flag"]) == ("fused_linear", "--option loss=kept")
+    assert (loss["value"], loss["flag"]) == ("fused_linear", "--option loss=full")
     assert found["trainer"] == "fsdp+loss=fused_linear"
-    stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048", "--option", "loss=kept")
-    assert stated["trainer"] == "fsdp+loss=kept" and not [one for one in stated["assumptions"] if one["what"] == "loss"]
+    stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048", "--option", "loss=full")
+    assert stated["trainer"] == "fsdp+loss=full" and not [one for one in stated["assumptions"] if one["what"] == "loss"]
     assert advised("--trainer", "fsdp", "--lora-rank", "8")["trainer"] == "fsdp", "1024 tokens fit as they are"
 
 

@@ -55,7 +55,7 @@ def test_methods_of_8_bits(tmp_path: Path, words: str, frozen: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "kernel"), [
-    ("--use_flash_attn false", "unfused"), ("--use_flash_attn true", "fa2"), ("", ""),
+    ("--use_flash_attn false", "eager"), ("--use_flash_attn true", "fa2"), ("", ""),
     ("--use_flash_attn true --attn_impl sdpa", "best"),
 ])  # fmt: skip
 def test_use_flash_attn_of_swift_2(tmp_path: Path, words: str, kernel: str) -> None:
@@ -147,13 +147,13 @@ enable_activation_checkpointing: {}
 
 def test_capped_scores_are_written_out(tmp_path: Path) -> None:
     found = _read(tmp_path, TUNE.format("gemma2.gemma2_2b", "false"), "job.yaml", 8)
-    assert "attention_kernel=unfused" in found.trainer
-    assert any("caps its scores, which are written out: up to 312.0 GiB" in one for one in found.notes)  # 6 x 4 x 8192^2 x 8 x 26
+    assert "attention_kernel=eager" in found.trainer
+    assert any("caps its scores, which are written out: up to 104.0 GiB" in one for one in found.notes)  # 2 x 4 x 8192^2 x 8 x 26
     again = _read(tmp_path, TUNE.format("gemma2.gemma2_2b", "true"), "job.yaml", 8)
-    assert any("caps its scores, which are written out: up to 12.0 GiB" in one for one in again.notes)
-    assert "unfused" not in _read(tmp_path, TUNE.format("gemma.gemma_2b", "true"), "job.yaml", 8).trainer
+    assert any("caps its scores, which are written out: up to 4.0 GiB" in one for one in again.notes)
+    assert "eager" not in _read(tmp_path, TUNE.format("gemma.gemma_2b", "true"), "job.yaml", 8).trainer
     lit = _read(tmp_path, "litgpt finetune_lora google/gemma-2-2b --precision bf16-true --train.max_seq_length 1024")
-    assert "attention_kernel=unfused" in lit.trainer and any("up to 1.2 GiB of them" in one for one in lit.notes)
+    assert "attention_kernel=eager" in lit.trainer and any("up to 0.4 GiB of them" in one for one in lit.notes)
 
 
 def test_heads_that_torchtune_repeats(tmp_path: Path) -> None:

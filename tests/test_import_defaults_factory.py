@@ -62,15 +62,15 @@ def test_the_length_is_that_of_the_release(tmp_path: Path) -> None:
 
 def test_old_releases_take_eager_attention_where_flash_attn_is_not_on(tmp_path: Path) -> None:
     found = _bash(tmp_path)
-    assert found.trainer == "llama-factory+attention_kernel=unfused" and _says(found, "--set flash_attn=sdpa")
+    assert found.trainer == "llama-factory+attention_kernel=eager" and _says(found, "--set flash_attn=sdpa")
     assert _bash(tmp_path, "--flash_attn").trainer == "llama-factory+attention_kernel=fa2"
     assert _bash(tmp_path, model="THUDM/chatglm3-6b").trainer == "llama-factory"  # code of its own
     clone = "git clone -b v{} https://github.com/hiyouga/LLaMA-Factory\n"
     found = _bash(tmp_path, before=clone.format("0.6.3"))
-    assert found.trainer == "llama-factory+attention_kernel=unfused" and not _says(found, "--set flash_attn")
+    assert found.trainer == "llama-factory+attention_kernel=eager" and not _says(found, "--set flash_attn")
     assert _bash(tmp_path, before=clone.format("0.5.0")).trainer == "llama-factory"
     written(tmp_path, "llmtuner==0.6.2\n", "requirements.txt")
-    assert _read(tmp_path, QWEN).trainer == "llama-factory+attention_kernel=unfused"
+    assert _read(tmp_path, QWEN).trainer == "llama-factory+attention_kernel=eager"
 
 
 def test_old_programs_train_no_tables_and_go_on_from_checkpoints(tmp_path: Path) -> None:

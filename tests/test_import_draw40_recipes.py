@@ -109,7 +109,7 @@ def test_options_of_adapters_and_dpo(tmp_path: Path) -> None:
     assert _tune(tmp_path, LORA).trainer == "torchtune+optimizer_in_backward=off"
     text = TUNE.replace("BUILDER", LORA).replace("modules.loss.LinearCrossEntropyLoss", "rlhf.loss.DPOLoss")
     found = read(written(tmp_path, text), None, Given(num_gpus=8))
-    assert found.objective == "dpo" and set(found.trainer.split("+")[1:]) == {"loss=kept", "optimizer_in_backward=off"}
+    assert found.objective == "dpo" and set(found.trainer.split("+")[1:]) == {"loss=full", "optimizer_in_backward=off"}
 
 
 CORE = NEMO_RL + """  dtensor_cfg: {enabled: NATIVE}
@@ -143,7 +143,7 @@ def test_both_engines_of_nemo_rl(tmp_path: Path) -> None:
     assert "both enabled" not in _core(tmp_path, half=True, dist=True)
 
 
-@pytest.mark.parametrize(("word", "kernel"), [("", "fa2"), ("sdpa", "best"), ("eager", "unfused"), ("flash_attention_3", "best")])
+@pytest.mark.parametrize(("word", "kernel"), [("", "fa2"), ("sdpa", "best"), ("eager", "eager"), ("flash_attention_3", "best")])
 def test_kernels_of_verl(tmp_path: Path, word: str, kernel: str) -> None:
     words = "data.train_batch_size=64 data.micro_batch_size_per_gpu=2 data.max_length=2048 model.partial_pretrain=Qwen/Qwen2.5-1.5B"
     words += f" +model.override_config.attn_implementation={word}" if word else ""

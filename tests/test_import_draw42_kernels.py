@@ -164,7 +164,7 @@ def test_a_copy_of_litgpt_that_writes_attention_out(tmp_path: Path) -> None:
     files = {"litgpt/a/b/c/d/e/f/g/a.yaml": LITGPT.replace("MICRO", " 2"), "litgpt/litgpt/model.py": ATTENTION}
     own = {**files, "litgpt/litgpt/model.py": ATTENTION.replace("BODY", "torch.softmax(q @ k, dim=-1) @ v")}
     job = found(tmp_path, own)
-    assert "attention_kernel=unfused" in job.trainer and any("writes attention out" in one for one in job.notes)
+    assert "attention_kernel=eager" in job.trainer and any("writes attention out" in one for one in job.notes)
     usual = ATTENTION.replace("BODY", "F.scaled_dot_product_attention(q, k, v) if self.fast else torch.softmax(q @ k) @ v")
     assert "attention_kernel" not in found(tmp_path, {**files, "litgpt/litgpt/model.py": usual}).trainer
 

@@ -124,7 +124,7 @@ def test_sections_of_deepspeed_in_a_configuration_of_accelerate_do_nothing(tmp_p
 
 
 def test_the_kernel_of_attention_that_a_method_puts_into_keywords(tmp_path: Path) -> None:
-    assert "attention_kernel=unfused" in _started(tmp_path, FULL).trainer
+    assert "attention_kernel=eager" in _started(tmp_path, FULL).trainer
     assert "attention_kernel=fa2" in _started(tmp_path, FULL, "--kernel flash_attention_2").trainer
 
 
@@ -165,7 +165,7 @@ main()
 
 def test_a_model_that_every_branch_loads_alike(tmp_path: Path) -> None:
     alike = read(written(tmp_path, BRANCHES.format("eager"), "train.py"), None, Given(num_gpus=1, model="qwen3-8b"))
-    assert "torch_dtype" not in asked_for(alike) and "attention_kernel=unfused" in alike.trainer
+    assert "torch_dtype" not in asked_for(alike) and "attention_kernel=eager" in alike.trainer
     other = read(written(tmp_path, BRANCHES.format("sdpa"), "train.py"), None, Given(num_gpus=1, model="qwen3-8b"))
     assert "torch_dtype" in asked_for(other)
 
@@ -251,4 +251,4 @@ def test_long_commands_are_told_apart_by_where_they_differ(tmp_path: Path) -> No
 )
 def test_unsloth_takes_the_slow_kernel_with_models_that_it_only_rewrites(tmp_path: Path, model: str, slow: bool) -> None:
     text = NOTEBOOK.format("", model).replace("load_in_4bit=True", "load_in_4bit=True, attn_implementation='eager'")
-    assert ("attention_kernel=unfused" in read(written(tmp_path, text, "train.py")).trainer) is slow
+    assert ("attention_kernel=eager" in read(written(tmp_path, text, "train.py")).trainer) is slow

@@ -35,7 +35,7 @@ def test_attention_that_nothing_switches_on_is_that_of_transformers(tmp_path: Pa
     assert found.trainer == "axolotl+attention_kernel=best" and "(4.36 and later) uses sdpa where" in " ".join(found.notes)
     written(tmp_path, DOCKER % ("0.3.0", "4.35.2"), "Dockerfile")
     found = _read(tmp_path, f"adapter: lora\n{switch}")
-    assert found.trainer == "axolotl+attention_kernel=unfused" and "before 4.36 uses eager" in " ".join(found.notes)
+    assert found.trainer == "axolotl+attention_kernel=eager" and "before 4.36 uses eager" in " ".join(found.notes)
     assert _read(tmp_path, "adapter: lora\nflash_attention: true\n").trainer == "axolotl+attention_kernel=fa2"
 
 

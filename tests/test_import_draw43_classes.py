@@ -41,18 +41,18 @@ def found(folder: Path, pins: str = "", text: str = RECIPE, name: str = "sft.yam
 def test_attention_is_that_of_the_class_in_its_version(tmp_path: Path, model: str, pins: str, eager: bool) -> None:
     text = RECIPE.replace("EleutherAI/pythia-1b", model)
     job = found(tmp_path, pins, text)
-    assert ("attention_kernel=unfused" in job.trainer) is eager
+    assert ("attention_kernel=eager" in job.trainer) is eager
     assert any("takes eager attention, which keeps its scores" in one for one in job.notes) is eager
     named = found(tmp_path, pins, text + "attn_implementation: flash_attention_2\n")
-    assert "attention_kernel=unfused" not in named.trainer
+    assert "attention_kernel=eager" not in named.trainer
 
 
 def test_attention_without_a_pin_or_with_a_patch(tmp_path: Path) -> None:
     job = found(tmp_path)
-    assert "unfused" not in job.trainer
+    assert "eager" not in job.trainer
     assert any("before 4.42 keeps the scores of attention" in one and "attn_implementation=eager" in one for one in job.notes)
     written(tmp_path, "from flash_attn import flash_attn_func\n", "patch.py")
-    assert "unfused" not in found(tmp_path, "transformers==4.40.1").trainer
+    assert "eager" not in found(tmp_path, "transformers==4.40.1").trainer
 
 
 def test_scores_over_the_vocabulary_of_a_class_that_leaves_them_in_halves(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def _sft(folder: Path, program: str, more: str = "") -> Reading:
 
 @pytest.mark.parametrize(("program", "more", "kernel", "notes"), [
     (LITERAL % "flash_attention_2", "", "fa2", 0), (LITERAL % "sdpa", "", "best", 1), (ASKED % "sdpa", "", "best", 1),
-    (ASKED % "sdpa", "ulysses_sequence_parallel_size=2", "best", 2), (ASKED % "eager", "", "unfused", 1),
+    (ASKED % "sdpa", "ulysses_sequence_parallel_size=2", "best", 2), (ASKED % "eager", "", "eager", 1),
     (ASKED % "sdpa", "+model.attn_implementation=flash_attention_2", "fa2", 0),
-    (ASKED % "sdpa", "+model.override_config.attn_implementation=eager", "unfused", 0), ("", "", "fa2", 0),
+    (ASKED % "sdpa", "+model.override_config.attn_implementation=eager", "eager", 0), ("", "", "fa2", 0),
 ])  # fmt: skip
 def test_the_kernel_of_a_trainer_in_the_tree(tmp_path: Path, program: str, more: str, kernel: str, notes: int) -> None:
     found = _sft(tmp_path, program, more)

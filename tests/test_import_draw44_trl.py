@@ -77,7 +77,7 @@ def test_dropout_of_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "trl", "loss", "noted"),
     [
-        ("use_liger_kernel", "0.19.1", "kept", False),
+        ("use_liger_kernel", "0.19.1", "full", False),
         ("use_liger_loss", "0.19.1", "fused_linear", False),
         ("use_liger_kernel", "0.26.0", "fused_linear", False),
         ("use_liger_kernel", "", "fused_linear", True),
@@ -121,7 +121,7 @@ def test_the_loss_in_pieces_over_deepspeed(tmp_path: Path) -> None:
     assert not says(found(tmp_path, sharded, gpus=8, trl="0.24.0"), "scores")
 
 
-@pytest.mark.parametrize(("trl", "loss", "noted"), [("", "kept", True), ("0.24.0", "kept", False), ("1.8.0", "chunked", False)])
+@pytest.mark.parametrize(("trl", "loss", "noted"), [("", "full", True), ("0.24.0", "full", False), ("1.8.0", "chunked", False)])
 def test_the_loss_under_arguments_of_transformers(tmp_path: Path, trl: str, loss: str, noted: bool) -> None:
     program = """
 from transformers import AutoModelForCausalLM, TrainingArguments
@@ -158,7 +158,7 @@ def test_a_program_of_trl_by_any_name(tmp_path: Path, trl: str, precision: str, 
     written(tmp_path, PARSED, "tune.py")
     words = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --max_length 2048"
     reading = found(tmp_path, f"torchrun --nproc_per_node 2 tune.py {words}\n", "run.sh", None, trl)
-    assert (reading.trainer, reading.precision, reading.fields["recompute"] > 0) == ("trl+loss=kept", precision, recompute)
+    assert (reading.trainer, reading.precision, reading.fields["recompute"] > 0) == ("trl+loss=full", precision, recompute)
 
 
 def test_the_program_of_trl_before_it_took_arguments_of_transformers(tmp_path: Path) -> None:

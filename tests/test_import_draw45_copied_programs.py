@@ -86,13 +86,13 @@ def test_classes_that_set_their_dtype_themselves(tmp_path: Path, model: str, pre
 @pytest.mark.parametrize(("options", "eager"), [("--flash_attn True", False), ("--flash_attn False", True), ("", True)])
 def test_attention_that_a_program_puts_in_by_a_switch(tmp_path: Path, options: str, eager: bool) -> None:
     body = "    if words.flash_attn:\n        replace_llama_attn_with_flash_attn()\n" + LOAD
-    assert ("attention_kernel=unfused" in _run(tmp_path, body, options, "transformers==4.31.0").trainer) is eager
+    assert ("attention_kernel=eager" in _run(tmp_path, body, options, "transformers==4.31.0").trainer) is eager
 
 
 def test_a_load_without_flash_attention_is_eager_in_old_versions(tmp_path: Path) -> None:
     body = LOAD.replace("trust_remote_code=True", "use_flash_attention_2=words.flash_attn")
-    assert "attention_kernel=unfused" in _run(tmp_path, body, pins="transformers==4.35.0").trainer
-    assert "attention_kernel=unfused" not in _run(tmp_path, body, "--flash_attn True", "transformers==4.35.0").trainer
+    assert "attention_kernel=eager" in _run(tmp_path, body, pins="transformers==4.35.0").trainer
+    assert "attention_kernel=eager" not in _run(tmp_path, body, "--flash_attn True", "transformers==4.35.0").trainer
 
 
 ADAPTERS = """    if not words.whole:
@@ -192,5 +192,5 @@ SFTTrainer(model=model, args=arguments, train_dataset=d, max_seq_length=1024, to
     written(tmp_path, program, "run_sft.py")
     command = "torchrun --nproc_per_node 4 run_sft.py --per_device_train_batch_size 2 --bf16 True --max_seq_length 1024\n"
     job = read(written(tmp_path, command, "run.sh"), None, Given())
-    assert "loss=kept" in job.trainer
+    assert "loss=full" in job.trainer
     assert job.fields["recompute"] == Recompute.NONE

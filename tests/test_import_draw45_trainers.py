@@ -123,8 +123,8 @@ def test_scores_that_it_takes_several_times_have_their_bytes(tmp_path: Path) -> 
 def test_a_loss_over_the_scores_keeps_them_all(tmp_path: Path) -> None:
     body = loss(POPPED, ONE_PASS, "return F.cross_entropy(out.logits.view(-1, 9), labels)")
     kept = found(tmp_path, body, **SFT)
-    assert "loss=kept" in kept.trainer and not any("pieces" in one for one in kept.notes)
-    assert "loss=kept" not in found(tmp_path, loss(ABOVE, "return loss"), **SFT).trainer
+    assert "loss=full" in kept.trainer and not any("pieces" in one for one in kept.notes)
+    assert "loss=full" not in found(tmp_path, loss(ABOVE, "return loss"), **SFT).trainer
     assert "fused_linear" not in found(tmp_path, body, words=", use_liger_kernel=True").trainer
     assert "fused_linear" in found(tmp_path, "    pass\n", words=", use_liger_kernel=True").trainer
     lean = found(tmp_path, body, before="from unsloth import FastLanguageModel\n", loads="FastLanguageModel", **LEAN)
@@ -132,8 +132,8 @@ def test_a_loss_over_the_scores_keeps_them_all(tmp_path: Path) -> None:
 
 
 def test_a_function_for_the_loss_takes_all_scores(tmp_path: Path) -> None:
-    assert "loss=kept" in found(tmp_path, "    pass\n", handed=", compute_loss_func=ours", **SFT).trainer
-    assert "loss=kept" not in found(tmp_path, "    pass\n", handed=", compute_loss_func=None", **SFT).trainer
+    assert "loss=full" in found(tmp_path, "    pass\n", handed=", compute_loss_func=ours", **SFT).trainer
+    assert "loss=full" not in found(tmp_path, "    pass\n", handed=", compute_loss_func=None", **SFT).trainer
 
 
 def test_classes_are_followed_through_others_and_other_names(tmp_path: Path) -> None:

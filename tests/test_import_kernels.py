@@ -45,7 +45,7 @@ def _read(tmp_path: Path, text: str, name: str = "sft.yaml", model: str | None =
 ])  # fmt: skip
 def test_liger_counts_for_models_that_it_patches(tmp_path: Path, name: str, remote: str, fused: bool, note: str) -> None:
     found = _read(tmp_path, TRL.format(remote) + name)
-    assert ("loss=fused_linear" in found.trainer, "loss=kept" in found.trainer) == (fused, not fused)
+    assert ("loss=fused_linear" in found.trainer, "loss=full" in found.trainer) == (fused, not fused)
     said = [one for one in found.notes if "iger" in one]
     assert (note in " ".join(said)) and bool(said) == bool(note)
 

@@ -14,6 +14,8 @@ from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 
+FOREACH = "fsdp+optimizer_kernel=foreach"
+"""Adam of torch that says no kernel."""
 LOOP = """
 import argparse, functools, torch, deepspeed
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy, CPUOffload, fully_shard
@@ -72,8 +74,20 @@ def test_fsdp_says_how_it_splits(
     """Weights of torch's own FSDP keep the dtype that they are loaded in, which accelerate brings to fp32."""
     found = looped(tmp_path, LAYERED, words, dtype=dtype)
     assert (asked_for(found), found.precision, found.sequence_length) == ([], precision, 2048)
-    assert fields.items() <= found.fields.items() and found.trainer == "fsdp" + f"+reduce_dtype={reduces}" * bool(reduces)
+    sent = f"+reduce_dtype={reduces}" * bool(reduces)
+    assert fields.items() <= found.fields.items() and found.trainer == FOREACH + sent
     assert "one unit" not in " ".join(found.notes) and "FSDP, line" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(("passes", "loss"), [
+    (PLAIN, ""), ("outputs = model(**batch)\n    loss = outputs.loss\n    loss.backward()\n    optimizer.step()", "loss=kept"),
+    ("outputs = model(**batch)\n    outputs['loss'].backward()\n    optimizer.step()", "loss=kept"),
+    ("of(batch).backward()\n    optimizer.step()\ndef of(batch):\n    out = model(**batch)\n    return out.loss", ""),
+])  # fmt: skip
+def test_outputs_that_a_loop_holds_keep_their_scores(tmp_path: Path, passes: str, loss: str) -> None:
+    """A variable of the loop lives through the backward pass; one of a function is gone when that returns."""
+    found = looped(tmp_path, LAYERED, MIXED, passes)
+    assert ("loss=" in found.trainer) is bool(loss) and loss in found.trainer
 
 
 def test_a_model_of_one_unit_is_noted(tmp_path: Path) -> None:
@@ -123,7 +137,7 @@ LAYERS = "words = {}\nwords['mp_policy'] = MixedPrecisionPolicy(param_dtype=torc
 def test_fully_shard(tmp_path: Path, wrap: str, zero: int, one: bool) -> None:
     found = looped(tmp_path, wrap)
     assert (found.fields["zero"], "one unit" in " ".join(found.notes)) == (zero, one)
-    assert one or found.trainer == "fsdp+reduce_dtype=fp32"
+    assert one or found.trainer == f"{FOREACH}+reduce_dtype=fp32"
 
 
 def test_a_mesh_of_groups_and_one_of_other_degrees(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ dtype: bf16
 
 def test_preferences_of_torchtune_are_torchtunes(tmp_path: Path) -> None:
     found = read(written(tmp_path, PREFERENCES), None, Given(num_gpus=2))
-    assert found.trainer == "torchtune+loss=kept+optimizer_in_backward=off"
+    assert found.trainer == "torchtune+loss=full+optimizer_in_backward=off"
     assert (found.objective, found.lora_rank, found.global_batch_size) == ("dpo", 8, 64)
 
 

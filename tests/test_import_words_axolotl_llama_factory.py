@@ -44,7 +44,7 @@ def test_full_bf16_is_no_mixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("more", "kernel", "note"), [
-    ("eager_attention: true\n", "unfused", ""), ("sdp_attention: true\n", "best", ""), ("flash_attention: true\n", "fa2", ""),
+    ("eager_attention: true\n", "eager", ""), ("sdp_attention: true\n", "best", ""), ("flash_attention: true\n", "fa2", ""),
     ("xformers_attention: true\nflash_attention: true\n", "", "attention by xformers is priced as flash attention"),
     ("flex_attention: true\n", "", "attention by flex_attention is priced"),
     ("s2_attention: true\n", "best", "s2_attention: priced as"), ("flash_attention: false\n", "best", "uses sdpa"),
@@ -178,7 +178,7 @@ def test_what_llama_factory_does_not_start_is_refused(tmp_path: Path, more: str,
 
 
 @pytest.mark.parametrize(("more", "kernel", "note"), [
-    ("flash_attn: disabled\n", "unfused", ""), ("flash_attn: true\n", "fa2", ""), ("flash_attn: auto\n", "", ""),
+    ("flash_attn: disabled\n", "eager", ""), ("flash_attn: true\n", "fa2", ""), ("flash_attn: auto\n", "", ""),
     ("flash_attn: fa3\n", "", "attention by fa3 is priced"), ("shift_attn: true\n", "", "shift_attn: priced as whole attention"),
 ])  # fmt: skip
 def test_attention_of_llama_factory(tmp_path: Path, more: str, kernel: str, note: str) -> None:

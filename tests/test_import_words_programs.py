@@ -145,8 +145,8 @@ def test_lengths_that_nothing_cuts_are_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pinned", "words", "loss"),
-    [("trl==0.21.0", "", "kept"), ("trl>=1.8", "", "chunked"), ("trl==0.21.0", "use_liger_kernel=True, ", "fused_linear"),
-     ("", "loss_type='nll', ", "kept"), ("", "", "note")],
+    [("trl==0.21.0", "", "full"), ("trl>=1.8", "", "chunked"), ("trl==0.21.0", "use_liger_kernel=True, ", "fused_linear"),
+     ("", "loss_type='nll', ", "full"), ("", "", "note")],
 )  # fmt: skip
 def test_the_loss_of_trl_by_its_version(tmp_path: Path, pinned: str, words: str, loss: str) -> None:
     """In pieces since 1.7: before, all scores are in memory."""
@@ -154,7 +154,7 @@ def test_the_loss_of_trl_by_its_version(tmp_path: Path, pinned: str, words: str,
     found = of(tmp_path, ("SFTConfig(", f"SFTConfig({words}"))
     assert any("loss_type=nll" in one for one in found.notes) is (loss == "note")
     assert loss in ("chunked", "note") or f"loss={loss}" in found.trainer
-    assert "loss=kept" in of(tmp_path, ("SFTConfig(", "DPOConfig("), ("SFTTrainer(", "DPOTrainer(")).trainer
+    assert "loss=full" in of(tmp_path, ("SFTConfig(", "DPOConfig("), ("SFTTrainer(", "DPOTrainer(")).trainer
 
 
 def test_the_parallelism_of_accelerate_in_a_program(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def _tune(folder: Path, text: str, name: str = "job.yaml", **said: str) -> Readi
 
 @pytest.mark.parametrize(("loss", "trainer", "objective"), [
     ("torch.nn.CrossEntropyLoss", "+loss=full", "lm"), ("torchtune.modules.loss.CEWithChunkedOutputLoss", "", "lm"),
-    ("torchtune.rlhf.loss.RSOLoss", "+loss=kept", "dpo"), ("torchtune.modules.loss.IPOLoss", "+loss=kept", "dpo"),
+    ("torchtune.rlhf.loss.RSOLoss", "+loss=full", "dpo"), ("torchtune.modules.loss.IPOLoss", "+loss=full", "dpo"),
 ])  # fmt: skip
 def test_losses(tmp_path: Path, loss: str, trainer: str, objective: str) -> None:
     found = _tune(tmp_path, TUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", loss))

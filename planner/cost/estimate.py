@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.memory.peak_points import peak, stage_memory
+from planner.cost.memory.allocator import stage_memory
+from planner.cost.memory.peak_points import peak
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.own_terms import flushes
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap

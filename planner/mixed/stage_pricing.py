@@ -11,7 +11,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS
-from planner.cost.memory.peak_points import stage_memory
+from planner.cost.memory.allocator import stage_memory
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.partition import Stages, experts_share
 from planner.cost.pipeline.schedules import flight_columns

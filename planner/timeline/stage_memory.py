@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.memory.peak_points import stage_memory
+from planner.cost.memory.allocator import stage_memory
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.partition import stage_layers
 from planner.cost.pipeline.schedules import flight_columns

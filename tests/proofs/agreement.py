@@ -44,7 +44,7 @@ class Row:
 def parse(text: str) -> Row:
     """'model key=value ...': layout fields, and s (tokens per sequence), stage, trainer, layers (to make it shallow)."""
     name, *words = text.split()
-    values = dict(word.split("=") for word in words)
+    values = dict(word.split("=", 1) for word in words)
     trainer = load_trainer(values.pop("trainer", "torchtitan"))
     length, stage = int(values.pop("s", "8192")), int(values.pop("stage", "0"))
     model = load_model(name)

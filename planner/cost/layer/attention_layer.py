@@ -111,6 +111,25 @@ def _projections(shard: Shard) -> list[Operator]:
     return heads
 
 
+def _scores(shard: Shard) -> Number:
+    """Scores of a layer on a rank: of every query of it with every key of the sequence."""
+    a2a = np.asarray(shard.layout.cp_method) == CpMethod.A2A
+    heads = shard.model.num_heads / shard.tp / np.where(a2a, shard.cp, 1.0)
+    sequence = shard.workload.sequence_length
+    return shard.batch * heads * (sequence / np.where(a2a, 1.0, shard.cp)) * sequence
+
+
+def score_gradients(shard: Shard) -> Number:
+    """Bytes of gradients of scores that lie beside what a layer saved, where softmax runs in fp32: the fp32 one 4 and that of the
+    scores in half precision e, less the copy of the softmax, e, which is gone by then."""
+    return 4.0 * _scores(shard) * (_copies_softmax(shard) and shard.trainer.kernels.attention != "flash")
+
+
+def _copies_softmax(shard: Shard) -> bool:
+    """Whether softmax leaves half precision, which it does not beside attention sinks.  [transformers, modeling_gpt_oss.py]"""
+    return "softmax_copy" in shard.trainer.kernels.unfused and not shard.model.attention_sinks
+
+
 def _core_attention(shard: Shard) -> list[Operator]:
     """Softmax(Q K^T / sqrt d) V, inside each of the documents that are packed into a sequence.
 
@@ -138,14 +157,15 @@ def _core_attention(shard: Shard) -> list[Operator]:
             *_ring_merge(shard),
             *_attention_casts(shard),
         ]  # fmt: skip
-    scores = shard.batch * heads * seq_q * workload.sequence_length
+    scores = _scores(shard)
     mask = shard.dropout
     passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)
     launches = ((1 + mask) * passes, (1 + mask) * passes)
-    if "softmax" in shard.trainer.kernels.unfused or e > 2:
-        row = EAGER["softmax" if "softmax" in shard.trainer.kernels.unfused else "softmax_fp32"]
+    named = ["softmax"] * ("softmax" in shard.trainer.kernels.unfused) + ["softmax_copy"] * _copies_softmax(shard)
+    if named or e > 2:
+        row = EAGER[named[0] if named else "softmax_fp32"]
         bytes_each = row.forward.as_plain(e), row.backward.as_plain(e), row.saved[e > 2]
         launches = row.launches[0][e > 2] + mask, row.launches[1][e > 2] + mask
     s, d = float(workload.sequence_length), float(model.head_dim)

@@ -90,6 +90,11 @@ EAGER: dict[str, Series] = {
     # mask 1.
     "softmax": Series(forward=Moved(plain=(28.0, 28.0)), backward=Moved(plain=(32.0, 32.0)), saved=(7.0, 7.0),
                       launches=((5.0, 5.0), (5.0, 5.0))),
+    # Of classes of transformers. Forward: scale 2 + 2, mask added 2 + 2, softmax of half precision into fp32 2 + 4, copy 4 + 2.
+    # Backward: cast 2 + 4, softmax 4 + 4 + 2, scale 2 + 2. Kept: softmax 4, copy 2.
+    # [transformers, modeling_llama.py: eager_attention_forward; counted on fake tensors, docs/log/memory.md]
+    "softmax_copy": Series(forward=Moved(plain=(20.0, 24.0)), backward=Moved(plain=(20.0, 20.0)), saved=(6.0, 4.0),
+                           launches=((4.0, 3.0), (3.0, 2.0))),
     # The same in fp32, for which there is no fused kernel: scale 4 + 4, masked fill with a mask that all heads share 4 + 1 + 4,
     # softmax 4 + 4. Backward: softmax 8 + 4, fill 4 + 1 + 4, scale 4 + 4. Kept: softmax 4.
     # [Megatron-LM, fused_softmax.py, is_kernel_available: input_in_float16]

@@ -298,13 +298,24 @@ class Shard:
 def logit_bytes(shard: Shard) -> float:
     """Bytes per logit that are alive at the peak: ``Trainer.logit_bytes``, which is that of half precision.
 
-    fp32: the compiled loss, 2 + 2 there, keeps logits and gradient 4 + 4; others need no fp32 copy, and so 2 less.
-    [seen in the fake run of torch 2.13: 8 bytes]
+    fp32: the compiled loss, 2 + 2 there, keeps logits and gradient 4 + 4; others need no fp32 copy, and so 2 less where logits in
+    half precision lie beside it.  [seen in the fake run of torch 2.13: 8 bytes]
     """
     alive = shard.trainer.stored.logit_bytes
     if shard.element < 4 or not alive:
         return alive
-    return max(8.0, alive - 2.0)
+    return max(8.0, alive - alive % 4.0)
+
+
+EAGER_LOSS = 14.0
+"""Bytes per logit of a loss in plain kernels: logits 2, log softmax 4, the gradients of what it picks and of the logits 4 + 4."""
+
+
+def kept_logit_bytes(shard: Shard) -> float:
+    """Bytes per logit that the outputs of the model hold until the backward pass has ended."""
+    if shard.trainer.stored.loss != "kept":
+        return 0.0
+    return max(shard.element, shard.trainer.stored.logit_bytes - EAGER_LOSS)
 
 
 LOSS_PIECE = 256.0

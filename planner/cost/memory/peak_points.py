@@ -1,4 +1,4 @@
-"""Peak memory of the device: the program point of a step at which most is alive, and what the allocator holds beyond that.
+"""Peak memory of the device: the program point of a step at which most is alive.
 
 One rule for every trainer: the peak is the largest of a list of program points, each with what is alive there as activations,
 gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients``): in buffers
@@ -20,7 +20,7 @@ without a pipeline (zero 3: weights gathered are the layer's and the next one's;
     next layer   A - a + its transient + r U + new gradients          + w 2 U        or w (N - H - U)
     its end      A - a + r U + max(w U, new gradients)                + w U          or w (N - H - U)
     last layer   a + its transient + r U + new gradients              + w (U + E)
-    embedding    w E + max(r E, r U)                                  + G
+    embedding    w E + max(r E, r U); the update of all weights       + G
     and G more everywhere from the second microbatch on, r N where gradients are ``deferred``. With replicas what was
     all-reduced stays until the next pass.
 pipeline (weights stay gathered, of many virtual stages a few; unsharded gradients add up: r N + w N, until the last pass)
@@ -30,7 +30,7 @@ pipeline (weights stay gathered, of many virtual stages a few; unsharded gradien
     end          r (largest of the units that come first)
     Where weight gradients come later, a microbatch keeps all its activations and the output gradient of every linear layer.
 Attention that holds more in its backward pass than its gradients (``OwnTerms.attention_gradient_bytes``) has that on top of what is
-left of its layer: all but the inner tensors of the MLP.
+left of its layer, all but the inner tensors of the MLP; so have gradients of scores that lie in memory.
 The gradient of a row-wise split embedding is whole on every rank of tensor parallelism (``whole_table_gradient``).
 [torch 2.13, _fully_shard: _fsdp_param_group, _fsdp_collectives; distributed.pipelining, stage: fwd_cache,
 backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
@@ -40,10 +40,17 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.adapters import brought_experts
+from planner.cost.layer.attention_layer import score_gradients
 from planner.cost.layer.linear_layer import backward_bytes
-from planner.cost.layer.operators import Shard, logit_bytes, loss_share
+from planner.cost.layer.operators import Shard, kept_logit_bytes, logit_bytes, loss_share
 from planner.cost.memory.autocast import head_copies
-from planner.cost.memory.states import StageBytes, bucket_bytes, copied_shard, record_stream_held, stage_output_bytes
+from planner.cost.memory.states import (
+    StageBytes,
+    bucket_bytes,
+    copied_shard,
+    stage_output_bytes,
+    update_bytes,
+)
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -62,18 +69,6 @@ from planner.layout import Layout, Recompute, Schedule, is_v_shaped
 from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import Workload
-
-GIVEN_BACK = 0.8
-"""Part of the memory in free blocks of other streams and of gathered weights that the allocator can really give back: blocks
-that are split stay.
-
-Over 1088 layouts of runs/oss-ultrascale-nanotron-*, 261 of which ran out, 0.5 to 1 are equally likely (within a factor of 3).
-"""
-HELD_GIVEN_BACK = 0.1
-"""The same of the inputs of collectives in flight, which other tensors are cut out of while the GPU catches up.
-
-Most likely value over the same layouts (0 to 0.2 within a factor of 8; 0.8 is exp(13) times less likely).
-"""
 
 
 @record
@@ -132,8 +127,8 @@ def shape_parts(
         mlp = np.where(has_moe, routed, mlp)
         after = np.where(has_moe, np.maximum(stored + working - routed, 0.0), after)
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
-    attention = sum(term.attention_gradient_bytes(shard) for term in trainer.terms)
-    transient = np.maximum(np.maximum(transient, scanned), attention - mlp)
+    attention = sum(term.attention_gradient_bytes(shard) for term in trainer.terms) + score_gradients(shard) - mlp
+    transient = np.maximum(np.maximum(transient, scanned), attention)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp * loss_share(shard)
     logits, loss = shard.tokens * columns * e, shard.tokens * columns * logit_bytes(shard)
@@ -147,7 +142,7 @@ def shape_parts(
         "ahead": predicted * np.maximum(later - 1.0, 0.0) + (each + ~whole * (joined + boundary)) * np.minimum(later, 1.0),
         "logits": logits * at_head, "loss": loss * at_head,
         "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
-        "kept_logits": logits * at_head * (trainer.stored.loss == "kept"), "after": after, "waiting": waiting,
+        "kept_logits": shard.tokens * columns * kept_logit_bytes(shard) * at_head, "after": after, "waiting": waiting,
     }  # fmt: skip
     return {name: np.broadcast_to(one, has_moe.shape) for name, one in parts.items()}
 
@@ -173,15 +168,14 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; 1 where units are wrapped: reductions put gradients out;
     sharded gradients of a layer, the head, all; 1 where those stay with accumulated ones; accumulated gradients; DDP's buckets; 1
-    where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; one rank's copies; ``_further_parts``.
+    where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; an update; copies; ``_further_parts``.
     """
     model = workload.model
     gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload, trainer), column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
     alone = (column(layout.num_gpus) == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
     new, kept = trainer.traffic.gradient_reduce_bytes, trainer.stored.gradient_bytes
-    reduced = new * np.where(alone, 0.0, 1.0)
-    zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
+    zero, pipelined, reduced = column(layout.zero), (column(layout.pp) > 1).astype(float), new * ~alone
     shard, expert_shard = (np.where(zero >= 2, one, 1.0) for one in shard_groups(layout, trainer))
     dense, expert = parameters.trained(workload)
     own = kept if workload.lora_whole == "none" else whole_bytes(workload, trainer)[1]  # of tables trained with adapters
@@ -194,7 +188,7 @@ def state_parts(
     experts = parameters.largest_expert_unit * several
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head, first = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table, stages.embedding * table
-    whole = first * column(layout.tp) if trainer.stored.whole_table_gradient else first
+    whole = first * (column(layout.tp) if trainer.stored.whole_table_gradient else 1.0)
     gathers = zero >= trainer.stored.weight_sharding_level
     cast = ~gathers & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
     on = ((gathers & ~alone) | cast).astype(float)
@@ -219,7 +213,8 @@ def state_parts(
         "accumulated": accumulated, "wrapped": 1.0 - alone, "buckets": bucket_bytes(workload, trainer, layout, parameters),
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
-        "copied": largest * (of_largest == 1.0) * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
+        "updating": update_bytes(workload, trainer, layout, parameters), **_further_parts(workload, trainer, layout, stages, head),
+        "copied": largest * (of_largest == 1.0) * reduced * learned,
     }  # fmt: skip
     most = sum(term.most_gathered() for term in trainer.terms)
     parts["gathered"] = gathered_at_once(most, layout, parts["gathered"], (head + first) * gathered * on)
@@ -311,8 +306,8 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
         (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + new_head + weights),
         (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"] + t["root"], rest - layer)),
         (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + np.maximum(table, root)),
-        (held, gradients + again * t["new_all"],
-         np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),
+        (held, gradients + again * t["new_all"], np.maximum(t["updating"],
+         np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table))),
     ]  # fmt: skip
 
 
@@ -343,8 +338,7 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
             (np.maximum(there - stored, 0.0), t["accumulated"], t["table_gradient"] + always),
         ]
     first = np.maximum(t["table_reduced"], t["largest_reduced"] + t["copied"])
-    found.append((np.zeros_like(stored), t["accumulated"], first + t["new_layer"] + always))
-    return found
+    return [*found, (np.zeros_like(stored), t["accumulated"], first + t["new_layer"] + always)]
 
 
 def buffered_points(stages: StageBytes) -> list[Point]:
@@ -373,28 +367,3 @@ def peak(trainer: Trainer, stages: StageBytes, hardware: HardwareProfile) -> Pea
     return Peak(
         activations=running[0], gradients=stages.gradients, workspace=workspace, largest_activations=running[0], pooled=pooled
     )  # fmt: skip
-
-
-def stage_memory(
-    trainer: Trainer, stages: StageBytes, hardware: HardwareProfile, host_share: Floats
-) -> tuple[dict[str, Floats], Floats, Floats]:
-    """Peak bytes of each stage by component but for the context, the part that is given back when needed, and what collectives in
-    flight would hold beyond the room that there is, (3, N).
-
-    What is alive at the peak, and a share of it for fragmentation; in addition, as far as the device has room, memory held by
-    collectives in flight, and blocks of other streams that are not in use at the peak (gradients put out by reductions, buffers
-    of gathered weights): the allocator keeps free blocks by stream, until an allocation would fail. ``host_share``: the host's
-    time to launch over the GPU's.  [torch, CUDACachingAllocator]
-    """
-    most = peak(trainer, stages, hardware)
-    allocated = stages.weights + most.gradients + stages.optimizer_states + most.activations + most.workspace
-    lost = trainer.stored.fragmentation * allocated
-    room = hardware.usable_memory - hardware.context_memory - stages.buffers - allocated - lost
-    wanted = record_stream_held(stages.held_launched, stages.held_most, stages.held_waiting, host_share * stages.held_busy)
-    held = np.minimum(wanted, np.maximum(room, 0.0))
-    pooled = np.minimum(most.pooled, np.maximum(room - held, 0.0))
-    return {
-        "weights": stages.weights, "gradients": most.gradients, "optimizer_states": stages.optimizer_states,
-        "activations": most.activations, "workspace": most.workspace, "fragmentation": lost + held + pooled,
-        "communication_buffers": stages.buffers,
-    }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK, wanted - room

@@ -255,6 +255,20 @@ def bucket_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameter
     return (dense + expert) * trainer.traffic.bucket_bytes * (replicas & (column(layout.zero) < first))
 
 
+def update_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
+    """What torch's foreach Adam makes beside the states on the device, (N, 3): the root of the second moment, half of them.
+
+    [torch 2.13, optim/adam.py: _multi_tensor_adam, exp_avg_sq_sqrt]
+    """
+    dense, expert = parameters.trained(workload)
+    if workload.optimizer != "adam" or "adam" not in trainer.kernels.unfused:
+        return np.zeros_like(dense)
+    shards = (np.where(column(layout.zero) >= 1, one, 1.0) for one in shard_groups(layout, trainer))
+    each: Floats = sum((one / shard for one, shard in zip((dense, expert), shards, strict=True)), np.zeros_like(dense))
+    on_host = (column(layout.offload_optimizer) > 0) | (column(layout.offload_parameters) > 0)
+    return each * trainer.stored.optimizer_bytes["adam"] / 2.0 * ~on_host
+
+
 def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
     """Bytes of ``OwnTerms.record_stream_bytes`` for a host that needs ``host_share`` r of the GPU's time.
 

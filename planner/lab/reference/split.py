@@ -57,6 +57,8 @@ class Split:
     """0 replicated, 1 sharded and reduced once per step, 2 for every microbatch, 3 weights gathered layer by layer."""
     one_root: bool = False
     """Embedding, norm and head in one unit of FSDP, the root's, which is gathered until its backward pass; else in two."""
+    keeps_outputs: bool = False
+    """The loop holds logits until the backward pass has ended."""
     schedule: str = "1F1B"
     """Name of torch.distributed.pipelining."""
     stages: tuple[Stage, ...] = ()
@@ -120,6 +122,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         micro_batch_size=int(layout.micro_batch_size), num_microbatches=int(layout.num_microbatches),
         tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
         dp_shard=int(layout.shard), zero=int(layout.zero), one_root=trainer.traffic.root_units > 1,
+        keeps_outputs=trainer.stored.loss == "kept",
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision="bf16" if workload.precision in EIGHT_BITS else workload.precision,

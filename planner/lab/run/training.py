@@ -290,7 +290,8 @@ class Run:
                     with self.span("F", 0, number):
                         logits = self.parts[0](x)
                         loss = self.loss(logits, y)
-                    if self.split.fused:  # torchtitan drops them; elsewhere the model's outputs outlive the loss
+                    if not self.split.keeps_outputs:
+                        self._drop(logits)
                         del logits
                     with self.span("B", 0, number):
                         loss.backward()
@@ -298,6 +299,13 @@ class Run:
         self._add_copies()
         found += last.later_losses
         return torch.stack(found).sum() if found else torch.zeros((), device=self.device, dtype=torch.float32)
+
+    def _drop(self, logits: Tensor) -> None:
+        """Logits that nobody holds. A loss in plain kernels is in fp32, no tensor of which fits into their block: they go when
+        their gradient is there."""
+        if not self.split.fused:
+            held = [logits]
+            logits.register_hook(lambda _: held.clear())
 
     def _copied(self) -> nn.Parameter | None:
         """The embedding where another rank of the pipeline has it too: the first, and the last one's prediction modules."""

@@ -127,7 +127,7 @@ def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = 
         options["adapter_dropout"] = "on"
     trainer, noted = _of_lora(given.path, copy) if adapters and gpus != 1 else ("litgpt", ())
     if writes_scores_out(given.path):
-        options["attention_kernel"] = "unfused"
+        options["attention_kernel"] = "eager"
         noted = (*noted, "model.py beside it writes attention out: matrices of scores are kept, further uses of them not priced")
     targets, of_layers = adapters_on(given, adapters)
     length = train.number("max_seq_length")

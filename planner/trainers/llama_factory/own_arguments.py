@@ -21,7 +21,7 @@ from planner.units import GIB
 
 NEW_TOKENS = ("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens", "new_special_tokens_config")
 """With one of them, and no additional_target, adapters train embedding and head as a whole."""
-ATTENTION = {**KERNELS, "disabled": "unfused", "off": "unfused", "true": "fa2"}
+ATTENTION = {**KERNELS, "disabled": "eager", "off": "eager", "true": "fa2"}
 """flash_attn -> attention_kernel."""
 USUAL = ("auto", "false", "")
 IDLE = (

@@ -241,7 +241,7 @@ def _options(given: Settings, objective: str, old: bool) -> tuple[dict[str, str]
         options["attention_kernel"] = own_arguments.ATTENTION[kernel]
     unfused, notes = own_arguments.eager(given, old)
     if unfused:
-        options["attention_kernel"] = "unfused"
+        options["attention_kernel"] = "eager"
     own, trainers = given.flag("enable_liger_kernel"), given.flag("use_liger_kernel")
     name = given.label("model_name_or_path")
     if own and not trainers and own_arguments.NOT_PATCHED.search(name):

@@ -19,6 +19,8 @@ OTHER_DATA = re.compile(
     r"(?<![a-z])(eval(uation)?|val(id(ation)?)?|test(ing)?|dev|heldout|held_out)(set|ds|dl|data\w*|loader\w*|batch\w*)?(?![a-z])"
 )
 """Words of data that nothing is trained on."""
+OUTPUTS = ("loss", "logits")
+"""What a loop takes from what a model of transformers gives out."""
 
 
 def of_loop(program: Running) -> dict[str, Any]:
@@ -43,7 +45,26 @@ def of_loop(program: Running) -> dict[str, Any]:
     sizes = (program.keywords(one).get("batch_size") for one in loaders_of(program))
     found[BATCH] = next((one for one in sizes if isinstance(one, int)), None)
     found["optim"] = optimizer_of(program)
+    found["keeps_outputs"] = keeps_outputs(program)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def keeps_outputs(program: Running) -> bool:
+    """Whether what the model gave out is still a variable, with all its scores, while the backward pass runs."""
+    for block in (program.tree, *(one for one in ast.walk(program.tree) if isinstance(one, ast.FunctionDef))):
+        functions = [one for one in ast.walk(block) if isinstance(one, ast.FunctionDef) and one is not block]
+        inner = {id(part) for one in functions for part in ast.walk(one)}
+        nodes = [one for one in ast.walk(block) if id(one) not in inner]
+        made = {one.targets[0].id for one in nodes if isinstance(one, ast.Assign)
+                and isinstance(one.targets[0], ast.Name) and isinstance(one.value, ast.Call)}  # fmt: skip
+        read = {one.value.id for one in nodes if isinstance(one, ast.Attribute) and one.attr in OUTPUTS
+                and isinstance(one.value, ast.Name)}  # fmt: skip
+        read |= {one.value.id for one in nodes if isinstance(one, ast.Subscript) and isinstance(one.value, ast.Name)
+                 and getattr(one.slice, "value", None) in OUTPUTS}  # fmt: skip
+        passes = any(isinstance(one, ast.Call) and last_name(one.func) == "backward" for one in nodes)
+        if passes and made & read:
+            return True
+    return False
 
 
 def _of_plugins(program: Running, words: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +143,8 @@ def optimizer_of(program: Running) -> str | None:
     if not names:  # under another name: optimizer_class = DeepSpeedCPUAdam if args.offload else FusedAdam
         names = {one.lower() for one in program.names_used() if one.lower() in OPTIMIZERS and one[:1].isupper()}
     kinds = {OPTIMIZERS[one] for one in names}
+    if kinds == {"adam"} and made and all(program.keywords(one).get("fused") is True for one in made):
+        return "adamw_torch_fused"
     return None if not kinds else gap(["optim"]) if len(kinds) > 1 else min(names)
 
 

@@ -202,6 +202,14 @@ def fuses(given: Settings, objective: str) -> bool:
     return any(said) and not off and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
 
 
+def of_outputs(given: Settings, engine: bool, mixed: bool) -> dict[str, str]:
+    """Option loss of a loop that still holds what the model gave out: accelerate gives it out in fp32 where it casts by autocast.
+    [accelerate, utils/operations.py: convert_outputs_to_fp32]"""
+    if not given.usual.get("keeps_outputs"):
+        return {}
+    return {"loss": "kept_fp32" if mixed and not engine and "wrapped" not in given.usual else "kept"}
+
+
 def options_of(given: Settings, objective: str) -> dict[str, str]:
     """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
     usual = 0.0 if given.flag("by_hand") else 0.05
@@ -233,16 +241,16 @@ def _loss(given: Settings, objective: str, old: bool) -> tuple[str, tuple[str, .
     if fuses(given, objective):
         return "fused_linear", ()
     if given.get(OWN_LOSS) == ALL_SCORES:
-        return "kept", ()
+        return "full", ()
     named = str(given.get("loss_type", "")).lower()
     new = newer(given.path, "trl", CHUNKS)
     if objective == "dpo" or named in ("nll", "dft") or (old and (new is False or "max_seq_length" in given.data)):
-        return "kept", ()
+        return "full", ()
     if named == "chunked_nll":
         return "chunked", ()
     if old and new is None:  # arguments of transformers, which any version takes
-        return "kept", (KEPT,)
-    return ("kept" if new is False else "chunked"), ((BY_VERSION,) if new is None else ())
+        return "full", (KEPT,)
+    return ("full" if new is False else "chunked"), ((BY_VERSION,) if new is None else ())
 
 
 DPO_LENGTH = (0, 14)

@@ -184,9 +184,9 @@ def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[di
     wanted, lean = kernels.with_liger(job.given, job.options, name, model, trainer, alone)
     wanted, eager = kernels.of_class(job.given, wanted, name, model, job.trainer in BY_CLASS)
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
-    reduces = job.given.usual.get("reduce_dtype", "bf16")
     halves_sent = job.precision != "fp32" or (job.half_weights and "wrapped" in job.given.usual)
-    wanted |= {"reduce_dtype": reduces} if job.sharding.kind == trainer == "fsdp" and halves_sent else {}
+    sent = job.given.usual.get("reduce_dtype", "bf16") if job.sharding.kind == trainer == "fsdp" and halves_sent else ""
+    wanted |= kernels.of_update(job.given) | ({"reduce_dtype": sent} if sent else {})
     kept = not job.recompute and job.sharding.fields.get("recompute") != Recompute.FULL and wanted.get("compile") != "on"
     layers = kernels.of_layers(job.given, model, job.tokens / job.sharding.fields.get("cp", 1)) if kept else ()
     pieces = kernels.of_free_memory(job.given, model, job.tokens) if trainer == "unsloth" and job.objective == "lm" else ()

@@ -15,7 +15,7 @@ from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import newer, project_root
 from planner.units import GIB
 
-KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused",
+KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "eager",
            "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2"}  # fmt: skip
 """attn_implementation -> attention_kernel."""
 USUAL = ("", "none", "auto")
@@ -83,7 +83,7 @@ def of_class(
     if since == NEVER or (new is False and not other):
         why = "has torch's attention for it in no version" if since == NEVER else f"before {since} has no other for it by itself"
         what = f"{called} takes eager attention, which keeps its scores: transformers {why}"
-        return {**options, "attention_kernel": "unfused"}, (what,)
+        return {**options, "attention_kernel": "eager"}, (what,)
     if new is not None or since == FIRST or _version(since) < BY_ITSELF:
         return dict(options), ()
     what = f"transformers before {since} keeps the scores of attention of {called}, which are not priced"
@@ -117,14 +117,23 @@ def of_packing(name: str, rows: int, tokens: int) -> tuple[str, ...]:
 
 
 def softcapped(model: ModelSpec | None, batch: int, length: int | None, again: bool) -> tuple[dict[str, str], tuple[str, ...]]:
-    """(Option of the trainer, note) of a model whose scores are capped, where no kernel does that: of a score tanh keeps 2 bytes,
-    softmax in fp32 4 and its copy 2, the last of which the plan has; ``again``: layers are recomputed, and one is alive.
+    """(Option of the trainer, note) of a model whose scores are capped, where no kernel does that: of a score tanh keeps 2 bytes
+    beside softmax in fp32 and its copy; ``again``: layers are recomputed, and one is alive.
     [litgpt/model.py, scaled_dot_product_attention; torchtune/models/gemma2/_attention.py]"""
     if model is None or model.constants is None or not model.constants.attention_softcap:
         return {}, ()
-    more = 6.0 * batch * float(length or 0) ** 2 * model.num_heads * (1 if again else model.num_layers) / GIB
+    more = 2.0 * batch * float(length or 0) ** 2 * model.num_heads * (1 if again else model.num_layers) / GIB
     text = f"attention of {model.name} caps its scores, which are written out"
-    return {"attention_kernel": "unfused"}, (f"{text}: up to {more:.1f} GiB of them on top of the plan" if more else text,)
+    return {"attention_kernel": "eager"}, (f"{text}: up to {more:.1f} GiB of them on top of the plan" if more else text,)
+
+
+FOREACH = ("adamw_torch", "adamw", "adam")
+"""Names of torch's Adam that say no kernel, which is foreach then: optim of transformers, classes of torch in a loop."""
+
+
+def of_update(given: Settings) -> dict[str, str]:
+    """Option for the kernels of an optimizer of torch."""
+    return {"optimizer_kernel": "foreach"} if str(given.first("optim", "optimizer")).lower() in FOREACH else {}
 
 
 PIECES = (2025, 9)
@@ -194,7 +203,7 @@ def with_liger(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """(Options of the trainer, notes): without Liger's loss where the switch says it and Liger does not patch the model. ``known``:
     the model that the configuration itself means by ``name``."""
-    kept = {} if load_trainer(trainer).stored.loss == "kept" else {"loss": "kept"}
+    kept = {} if load_trainer(trainer).stored.loss == "full" else {"loss": "full"}
     rest = {one: value for one, value in options.items() if one != "loss"}
     own = next((one for one in OWN_LOSSES if given.get(one) not in (None, False, 0, "0", "false", "False")), None)
     if own is not None and options.get("loss") == "fused_linear":

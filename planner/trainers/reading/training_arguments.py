@@ -12,6 +12,7 @@ from planner.trainers.reading.argument_words import (
     length_of,
     loss_of,
     notes_of,
+    of_outputs,
     of_pairs,
     options_of,
     prepared,
@@ -141,9 +142,10 @@ def parse(
     step = given.number(OF_A_STEP) if says_both(given) else None
     precision = _precision(given, habits, half and not (bits and prepared(given, found, habits is OLD_TRL)), found)
     engine = casts_all(found, precision)
-    usual = "kept" if found.kind == "deepspeed" else "chunked"
+    usual = "full" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
     options = {**options_of(given, objective), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
+    options = of_outputs(given, found.kind == "deepspeed", mixed in ("bf16", "fp16")) | options
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=2 * micro if alone else micro, batch=step,

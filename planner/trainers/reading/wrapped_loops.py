@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.accelerators import STEPS, batch_of, is_handed_on, of_loop, optimizer_of, passes_of
+from planner.trainers.reading.accelerators import (
+    STEPS,
+    batch_of,
+    is_handed_on,
+    keeps_outputs,
+    of_loop,
+    optimizer_of,
+    passes_of,
+)
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python import Script
@@ -91,7 +99,7 @@ def loop_of(program: Running, started: Path | None = None) -> dict[str, Any]:
     if found.get("fsdp") == gap(["fsdp"]):
         about = f"its loop may wrap the model by {', '.join(dict.fromkeys(last_name(one.func) for one in wraps))}"
         questions.append(Question(name="fsdp", about=about, choices=("full_shard", "shard_grad_op", "no_shard")))
-    found |= _of_layers(program)
+    found |= _of_layers(program) | {"keeps_outputs": keeps_outputs(program)}
     return {name: value for name, value in found.items() if value is not None} | {"loop_notes": notes, "loop_questions": questions}
 
 

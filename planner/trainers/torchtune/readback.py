@@ -291,7 +291,7 @@ def _targets(part: Settings) -> str:
 def _trainer(given: Settings, part: Settings, adapters: bool, pairs: bool, capped: Mapping[str, str]) -> str:
     options = {**capped, **own.compile_option(given, adapters), **own.loss_option(given)}
     if pairs:  # log probabilities of whole logits, whatever loss is named
-        options["loss"] = "kept"
+        options["loss"] = "full"
     if adapters and part.above_zero("lora_dropout"):
         options["adapter_dropout"] = "on"
     # Its recipes of adapters have no such word.
