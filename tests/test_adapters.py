@@ -263,6 +263,19 @@ def test_adapters_of_experts_count_every_expert() -> None:
     assert isinstance(down, Gemm) and down.groups == 4.0 and down.n == 4.0
 
 
+def test_merged_experts_are_saved_by_every_layer() -> None:
+    """W + B A of all experts, in half precision, unless the layer is computed again."""
+    one = job("moe", TRAINERS["fsdp"].with_option("expert_adapters", "on"), gpus=1)
+    one = dataclasses.replace(one, workload=one.workload.replace(lora_rank=4, lora_targets="all"))
+    shard = Shard(workload=one.workload, trainer=one.trainer, layout=Layout.stack([Layout()]), ep_stride=1.0)
+    merged = next(found for found in layer(shard, moe=True)[0] if found.name == "experts_merged")
+    model = one.model
+    assert float(np.ravel(merged.saved)[0]) == model.num_experts * 3 * model.hidden_size * model.expert_ffn_size * 2.0
+    plain = dataclasses.replace(one, trainer=TRAINERS["fsdp"])
+    shard = dataclasses.replace(shard, trainer=plain.trainer)
+    assert not any(found.name == "experts_merged" for found in layer(shard, moe=True)[0])
+
+
 @pytest.mark.parametrize(
     ("unfused", "linear"),
     [(["projections"], False), (["projections", "grouped_gemm"], True), ([], True),

@@ -92,6 +92,21 @@ def test_adapters_on_tensors_in_programs(tmp_path: Path) -> None:
     assert "expert_adapters" not in dense.trainer and _note(dense, "are not priced: memory comes out too low")
 
 
+@pytest.mark.parametrize(("targets", "peft", "model", "adapted"), [
+    ('"all-linear"', "", "Qwen3-30B-A3B", True), ('"all-linear"', "0.19.1", "Qwen3-30B-A3B", False),
+    ('["q_proj", "gate_proj", "up_proj", "down_proj"]', "0.19.1", "Qwen3-30B-A3B", True),
+    ('["q_proj", "gate_proj", "up_proj", "down_proj"]', "0.18.0", "Qwen3-30B-A3B", False),
+    ('["q_proj", "v_proj"]', "", "Qwen3-30B-A3B", False), ('"all-linear"', "", "Qwen2-57B-A14B", False),
+])  # fmt: skip
+def test_names_of_layers_of_experts_mean_their_tensors(tmp_path: Path, targets: str, peft: str, model: str, adapted: bool) -> None:
+    """Since PEFT 0.19, patterns and all-linear since 0.20, for families whose checkpoints transformers 5 converts."""
+    (tmp_path / "requirements.txt").write_text("transformers==5.5.0\n" + f"peft=={peft}\n" * bool(peft))
+    text = PROGRAM.replace('["q_proj", "v_proj"]', targets).replace("Qwen3-30B-A3B", model)
+    found = _read(tmp_path, text, "train.py", fsdp="no_shard")
+    assert ("expert_adapters=on" in found.trainer) is adapted
+    assert bool(_note(found, "with transformers 5 PEFT since 0.19 gives tensors of experts adapters too")) is adapted
+
+
 def test_what_a_program_casts_is_said(tmp_path: Path) -> None:
     found = _read(tmp_path, PROGRAM, "train.py", fsdp="no_shard")
     assert "frozen_experts=fp32" in found.trainer and "unquantised=fp32" in found.trainer

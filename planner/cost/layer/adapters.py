@@ -99,11 +99,35 @@ def brought_experts(shard: Shard) -> Number:
     """Experts of a layer that one tensor holds, brought to half precision together, both passes long; with adapters on tensors what
     these add to gate and up, in their own dtype.  [torch, parametrize: cached; peft, ParamWrapper: get_delta_weight]"""
     workload, trainer = shard.workload, shard.trainer
-    kernels, model = trainer.kernels, workload.model
+    kernels, matrices = trainer.kernels, workload.model.num_mlp_matrices
     alone = dequantised(workload) and (kernels.quantised_tensors or kernels.fp32_experts)
-    adapted = workload.lora_rank > 0 and workload.lora_targets == "all" and kernels.adapters_on_tensors
-    each = model.num_experts * float(model.routed_size) * model.expert_ffn_size / (shard.ep * shard.etp)
-    matrices = model.num_mlp_matrices
-    whole, added = matrices * workload.element, (matrices - 1) * trainer.stored.weight_bytes
-    found: Number = each * (whole * (alone or adapted) + added * adapted)
+    added = (matrices - 1) * trainer.stored.weight_bytes * _adapts_tensors(shard)
+    found: Number = _values_of_experts(shard) * (matrices * workload.element * alone + added)
     return found
+
+
+def merged_experts(shard: Shard) -> list[Operator]:
+    """Weights of experts and what their adapters add, W + B A, made for each product and saved for its backward pass.
+
+    Per value: forward B A in the dtype of the adapters written and read again, the weight read and the sum written; backward the
+    gradient of the sum written, and read for both matrices.  [peft, tuners/lora/layer.py: ParamWrapper, _LoraParameterProxy]
+    """
+    if not _adapts_tensors(shard):
+        return []
+    values, e, own = _values_of_experts(shard) * shard.model.num_mlp_matrices, shard.element, shard.trainer.stored.weight_bytes
+    return [
+        MemoryBound(name="experts_merged", kind="elementwise", module=Module.MOE, forward=values * (2.0 * own + 2.0 * e),
+                    backward=values * 3.0 * e, saved=values * e, launches=(4.0, 6.0))
+    ]  # fmt: skip
+
+
+def _adapts_tensors(shard: Shard) -> bool:
+    """Adapters are on the tensors that hold all experts."""
+    workload = shard.workload
+    return workload.lora_rank > 0 and workload.lora_targets == "all" and shard.trainer.kernels.adapters_on_tensors
+
+
+def _values_of_experts(shard: Shard) -> Number:
+    """Values of one matrix of all experts of a layer on a rank."""
+    model = shard.model
+    return model.num_experts * float(model.routed_size) * model.expert_ffn_size / (shard.ep * shard.etp)

@@ -6,7 +6,7 @@ for the backward pass (memory), what a recompute mode repeats and frees.
 
 import numpy as np
 
-from planner.cost.layer.adapters import read_again
+from planner.cost.layer.adapters import merged_experts, read_again
 from planner.cost.layer.attention_layer import attention_block
 from planner.cost.layer.eager_kernels import EAGER, eager, uncompiled
 from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, expert_loop, joined
@@ -155,6 +155,7 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         *_routed_width(shard, "experts_in", float(model.routed_size), float(model.hidden_size)),
         *before_experts(shard),
         *_mlp(shard, "experts", float(model.expert_ffn_size), module, rows / local, shard.etp, local),
+        *merged_experts(shard),
         *expert_loop(shard, local),
         *after_experts(shard),
         *_routed_width(shard, "experts_out", float(model.hidden_size), float(model.routed_size)),

@@ -25,6 +25,15 @@ PARAMETERS = ("lora_target_parameters", "target_parameters")
 """Arguments that list tensors with adapters."""
 ONE_TENSOR = re.compile(r"gpt[-_]?oss|llama-?4", re.IGNORECASE)
 """Models whose experts are one tensor in transformers 4 too.  [modeling_gpt_oss.py, modeling_llama4.py]"""
+CONVERTED = re.compile(
+    r"mixtral|minimax[-_]?m2|qwen3(?![._]5)(?!.*vl).*(moe|next|a\d+b)|deepseek[-_]?(v2|v3|r1)|dots1|dots\.llm1|ernie.*(moe|a\d+b)"
+    r"|glm-?4(\.[5-7]|_moe)|olmoe|hunyuan.*(moe|a\d+b)|kimi[-_]k2|longcat|solar[-_]open", re.IGNORECASE,
+)  # fmt: skip
+"""Models whose experts have adapters where linear layers of the names that they had in transformers 4 are adapted.
+[transformers 5, conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN]"""
+OF_EXPERTS = ({"gate_proj", "up_proj", "down_proj"}, {"w1", "w2", "w3"})
+"""Those names; of all-linear and of patterns since the second version.  [peft, utils/transformers_weight_conversion.py]"""
+CONVERTS, CONVERTS_ALL = (0, 19), (0, 20)
 FUSES, PREPARES_NO_MORE = (5,), (0, 27)
 """Versions: of transformers whose experts are one tensor, of TRL whose trainers leave frozen weights as they were loaded.
 [transformers, integrations/moe.py; trl/models/utils.py: prepare_peft_model]"""
@@ -34,6 +43,8 @@ them; that bring back tables alone; that cast adapters to bf16 with a base in 4 
 [trl/trainer/utils.py: peft_module_casting_to_bf16; trl/trainer/sft_trainer.py]"""
 LORA_DTYPE = (4, 5)
 """Version of ms-swift since which PEFT leaves adapters as lora_dtype says.  [swift/tuners/peft.py: _cast_adapter_dtype_hook]"""
+OWN_ADAPTERS = ("unsloth", "automodel", "torchtune", "litgpt", "prime-rl")
+"""Trainers whose adapters are not PEFT's, or are another model's."""
 LINEARIZED = "llama4_linearized_experts"
 """Argument of axolotl, which makes layers of the experts of llama-4.  [monkeypatch/models/llama4]"""
 MXFP4 = re.compile("mxfp4", re.IGNORECASE)
@@ -58,6 +69,8 @@ class Adapted:
     """Of a forward pass; 0 = not known."""
     recompute: bool = True
     """Layers keep their inputs alone."""
+    named: tuple[str, ...] = ()
+    """What its adapters are on, as the file says it."""
     pairs: bool = False
     """It learns from preferences."""
     upcasts: bool = True
@@ -85,7 +98,11 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
     new = new and not given.flag(LINEARIZED)
     if new is False:
         return {**rest, "frozen_experts": "linear"}, tuple(notes)
-    if job.everywhere and not on_tensors:
+    converted = not on_tensors and _converts(given, job, spec)
+    if converted:
+        options, text = _on_all_experts(spec, job.rank, "with transformers 5 PEFT since 0.19 gives tensors of experts adapters too")
+        rest, notes = {**rest, **options}, [*notes, text]
+    if job.everywhere and not on_tensors and not converted:
         text = "experts are one tensor in transformers 5 and have no adapters, which the other linear layers have"
         other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices"
         notes.append(text + (other if new is None else ""))
@@ -116,14 +133,30 @@ def on_experts(given: Settings, model: ModelSpec | None, rank: int) -> tuple[dic
         return {}, ()
     if not any(re.search("expert|gate_up_proj|down_proj", one) for one in words) or (spec is not None and not spec.is_moe):
         return {}, (f"adapters on the tensors {named} (target_parameters) are not priced: memory comes out too low",)
-    what = f"adapters on {named} (target_parameters): priced on gate and up together and on down of every expert"
+    options, what = _on_all_experts(spec, rank, f"adapters on {named} (target_parameters)")
+    return options, (what,)
+
+
+def _on_all_experts(spec: ModelSpec | None, rank: int, why: str) -> tuple[dict[str, str], str]:
+    """(option of the trainer, note) of adapters on tensors of all experts."""
+    what = f"{why}: priced on gate and up together and on down of every expert"
     if spec is not None:
         each = rank * (2.0 * spec.routed_size + spec.expert_ffn_size * spec.num_mlp_matrices)
         count = each * spec.num_experts * spec.num_moe_layers
         what += f", {count / GIGA:.2f} billion weights"
     rest = spec is not None and (spec.shared_expert_ffn_size > 0 or spec.num_plain_layers > 0)
-    beside = ", and on attention" + (", shared experts and dense layers" if rest else "")
-    return {"expert_adapters": "on"}, (f"{what}{beside}",)
+    return {"expert_adapters": "on"}, f"{what}, and on attention" + (", shared experts and dense layers" if rest else "")
+
+
+def _converts(given: Settings, job: Adapted, spec: ModelSpec) -> bool:
+    """Whether PEFT gives adapters to tensors of experts because layers of theirs, as they were, are named."""
+    if not CONVERTED.search(f"{spec.name} {spec.source}") or job.trainer in OWN_ADAPTERS:
+        return False
+    everything = any(re.search(r"^all-linear$|[*+|\\(]", one) for one in job.named)
+    listed_all = any(one <= {each.rpartition(".")[2] for each in job.named} for one in OF_EXPERTS)
+    found_all = not job.named and job.everywhere and bool(spec.shared_expert_ffn_size or spec.num_plain_layers)
+    since = CONVERTS_ALL if everything else CONVERTS
+    return (everything or listed_all or found_all) and newer(given.path, "peft", since) is not False
 
 
 def stored_in_fewer(given: Settings, model: ModelSpec | None, name: str, frozen: str) -> tuple[str, ...]:

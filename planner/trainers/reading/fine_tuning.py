@@ -202,14 +202,14 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
         return {}, stored
     sharded = job.sharding.kind == "fsdp" or job.sharding.fields.get("zero") == 3
     recompute = job.recompute or job.sharding.fields.get("recompute") == Recompute.FULL
+    words = listed(next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None) or "")
     of = base_weights.Adapted(
         trainer=job.trainer, frozen=frozen, precision=job.precision, rank=job.lora_rank, sharded=sharded,
-        everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision), recompute=recompute,
-        tokens=job.tokens, pairs=job.objective == "dpo", upcasts=job.upcasts,
+        named=tuple(map(str, words)), everywhere=job.lora_targets == "all", engine=casts_all(job.sharding, job.precision),
+        recompute=recompute, tokens=job.tokens, pairs=job.objective == "dpo", upcasts=job.upcasts,
     )  # fmt: skip
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
-    words = listed(next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None) or "")
     named = job.trainer == "unsloth" or joint_layers(words) or linear_layers(words) <= {"o", "down"}  # said already
     joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.lora_targets, job.lora_rank)
     return {**of_base[0], **halves[0], **adapted[0]}, (*stored, *of_base[1], *halves[1], *adapted[1], *joint)
