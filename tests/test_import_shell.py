@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from import_files import written
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
@@ -159,6 +160,22 @@ def test_large_texts_are_looked_through_once() -> None:
     assert not ends_early("A=" + "=(" * 500_000 + "\\ \n --b)")
     assert started_inside("$(python " + ".py --a " * 900 + ")x") == ""
     assert started_inside("$(srun python train.py -v --tp 2 | tail -1)") == "srun python train.py -v --tp 2 | tail -1"
+
+
+CAPTURED = (
+    "status=0\nout=$(llamafactory-cli train \\\n  --model_name_or_path Qwen/Qwen2.5-7B --stage sft --do_train "
+    "--finetuning_type full --cutoff_len 2048 --bf16 --per_device_train_batch_size 1 2>&1) || status=$?\n"
+)
+"""A command whose output a variable takes."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus"), [("", 8), ("export NNODES=2\n", 16), ("NNODES=2\n", 8), ("export NNODES=$WORLD\n", None)]
+)
+def test_a_command_whose_output_is_kept_and_its_nodes(tmp_path: Path, nodes: str, gpus: int | None) -> None:
+    """LLaMA-Factory's command starts torchrun on NNODES nodes, of its environment, with the GPUs that are shown."""
+    script = written(tmp_path, nodes + "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n" + CAPTURED, "a.sh")
+    assert read(script).num_gpus == gpus
 
 
 LOOP = """batch=1

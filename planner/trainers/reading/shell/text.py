@@ -102,8 +102,11 @@ def options(words: Iterable[Word]) -> Iterator[tuple[str, list[str], tuple[str, 
         yield name, values, under
 
 
-_STARTED = re.compile(r"\"?\$\(\s*(?:srun|torchrun|accelerate|deepspeed|python3?)\s")
-_PROGRAM, _OPTION = re.compile(r"\.py\s"), re.compile(r"\s--\w")
+_STARTED = re.compile(
+    r"\"?\$\(\s*(?:(?:env|nohup|time|\w+=\S*)\s+)*(?:srun|torchrun|accelerate|deepspeed|python3?|llamafactory-cli|swift|axolotl|tune)\s"
+)
+_PROGRAM = re.compile(r"\.py\s|\b(?:(?:llamafactory-cli|axolotl)\s+train|swift\s+(?:sft|pt|rlhf)|tune\s+run)\s")
+_OPTION = re.compile(r"\s--\w|\.ya?ml\b")
 _LONGEST = 8000
 """Characters of a text in which a program is looked for."""
 
@@ -112,7 +115,7 @@ def started_inside(raw: str | list[str]) -> str:
     """The program with options whose output a variable takes, which runs all the same: id=$(srun python train.py --tp 2 | tail)."""
     start = _STARTED.match(raw) if isinstance(raw, str) and len(raw) < _LONGEST else None
     text = raw.removesuffix('"') if isinstance(raw, str) else ""
-    program = _PROGRAM.search(text, start.end()) if start is not None and text.endswith(")") else None
-    if program is None or _OPTION.search(text, program.end()) is None:
+    program = _PROGRAM.search(text) if start is not None and text.endswith(")") else None
+    if program is None or _OPTION.search(text, program.end() - 1) is None:
         return ""
     return text[text.index("(") + 1 : -1]
