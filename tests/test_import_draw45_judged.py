@@ -127,14 +127,13 @@ def test_uniform_recompute_of_several_layers_at_once_is_told_with_bytes(tmp_path
     assert len(notes) == bool(told) and all(told in one for one in notes)
 
 
-@pytest.mark.parametrize(("name", "checkpointing", "told"), [
-    ("EleutherAI/gpt-j-6b", "False", "by up to 10.5 GiB"), ("EleutherAI/gpt-j-6b", "True", ""),
-    ("meta-llama/Llama-3.1-8B", "False", ""),
+@pytest.mark.parametrize(("name", "deepspeed", "priced"), [
+    ("EleutherAI/gpt-j-6b", "", "plain"), ("EleutherAI/gpt-j-6b", "zero2.json", "plain_half"), ("meta-llama/Llama-3.1-8B", "", ""),
 ])  # fmt: skip
-def test_an_activation_of_plain_operations_is_told_of(tmp_path: Path, name: str, checkpointing: str, told: str) -> None:
-    """gelu_new: 12 bytes more of 2,048 tokens, 28 layers and 16,384 channels."""
+def test_an_activation_of_plain_operations_is_priced(tmp_path: Path, name: str, deepspeed: str, priced: str) -> None:
+    """gelu_new; DeepSpeed has no autocast, which brings its power to fp32."""
     written(tmp_path, PROGRAM.format(arguments="TrainingArguments", body="", trainer="Trainer"), "tune.py")
-    command = COMMAND.replace("checkpointing True", f"checkpointing {checkpointing} --model_name_or_path {name}")
-    found = read(written(tmp_path, command, "run.sh"), None, Given(num_gpus=1, sequence_length=2048))
-    notes = [one for one in found.notes if one.startswith("gelu_new of gptj")]
-    assert len(notes) == bool(told) and all(told in one for one in notes)
+    written(tmp_path, '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}', "zero2.json")
+    command = COMMAND.strip() + f" --model_name_or_path {name}" + f" --deepspeed {deepspeed}" * bool(deepspeed)
+    found = read(written(tmp_path, command, "run.sh"), None, Given(num_gpus=2, sequence_length=2048))
+    assert ("activation_kernel" in found.trainer) is bool(priced) and f"activation_kernel={priced}" * bool(priced) in found.trainer

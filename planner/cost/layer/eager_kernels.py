@@ -85,6 +85,15 @@ EAGER: dict[str, Series] = {
     # [nanotron, models/llama.py, GLUActivation]
     "gate_views": Series(forward=Moved(strided=(10.0, 20.0)), backward=Moved(strided=(12.0, 24.0), plain=(14.0, 28.0)),
                          saved=(2.0, 4.0), launches=((2.0, 2.0), (4.0, 4.0))),
+    # 0.5 x (1 + tanh(c (x + d x^3))) of plain operations, per value of the inner width, under autocast. Forward: cast 2 + 4, power
+    # 4 + 4, times d 4 + 4, sum with x 2 + 4 + 4, times c 4 + 4, tanh 4 + 4, plus one 4 + 4, half of x 2 + 2, product 2 + 4 + 4,
+    # cast 4 + 2. Backward: cast 6, factors 12 + 10 and a cast 6, tanh 12, times c 8, cast to x 6, times d 8, power 28, its cast 6,
+    # half 4, two sums 12. Kept: x in fp32 4, tanh 4, one more 4, half of x 2; in fp32 x is there.
+    # [transformers, activations.py: NewGELUActivation; counted on fake tensors]
+    "gelu_new": Series(forward=Moved(plain=(76.0, 72.0)), backward=Moved(plain=(118.0, 112.0)), saved=(14.0, 12.0),
+                       launches=((10.0, 8.0), (16.0, 13.0))),
+    "gelu_new_half": Series(forward=Moved(plain=(36.0, 72.0)), backward=Moved(plain=(56.0, 112.0)), saved=(6.0, 12.0),
+                            launches=((8.0, 8.0), (13.0, 13.0))),
     # Softmax of attention scores. Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2.
     # Backward: cast 2 + 4, softmax 8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2,
     # mask 1.

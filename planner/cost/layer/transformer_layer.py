@@ -50,6 +50,10 @@ def _own(
     return operators, collectives
 
 
+GELU_NEW = ("gelu_new", "gelu_new_half")
+"""Rows of EAGER that an activation may be."""
+
+
 def _mlp(
     shard: Shard, name: str, width: float, module: Module, m: Number, split: Number, groups: Number, *,
     ends: bool = False,
@@ -80,6 +84,9 @@ def _mlp(
     row = EAGER["gate_views" if "gate_views" in shard.trainer.kernels.unfused else "swiglu"]
     if apart:
         moved = (row.forward.as_plain(e) / e * inner, row.backward.as_plain(e) / e * inner)
+    plain = None if model.gated else next((EAGER[one] for one in GELU_NEW if one in shard.trainer.kernels.unfused), None)
+    if plain is not None:
+        row, moved = plain, (plain.forward.as_plain(e) / e * inner, plain.backward.as_plain(e) / e * inner)
     if grouped and "router" in shard.trainer.kernels.unfused:  # the gradient of the router's weight reads both again
         moved = (moved[0], moved[1] + up + inner)
     per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
@@ -94,8 +101,10 @@ def _mlp(
         *(_clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
-                    saved=rows * inner * (shard.input_element * read_again(shard, f"{name}_down") + e * apart),
-                    launches=(row.launches[0][0], row.launches[1][0]) if apart else (passes, passes), captured=not grouped),
+                    saved=rows * inner * (shard.input_element * read_again(shard, f"{name}_down") + e * apart +
+                                          (plain.saved[e > 2] if plain is not None else 0.0)),
+                    launches=(row.launches[0][0], row.launches[1][0]) if apart or plain is not None else (passes, passes),
+                    captured=not grouped),
         *linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
                 share=1.0 if grouped else repeats(last), ends=ends, kept=0.0 if grouped else listed_output(shard, last),
                 quantised=(fused, False), gathered=(1.0, ranks), **per_linear),

@@ -186,7 +186,7 @@ def _kernels(job: FineTuning, model: ModelSpec | None, trainer: str) -> tuple[di
     halves = kernels.in_halves(job.given, name, model, job.tokens) if job.sharding.kind == "deepspeed" else ()
     halves_sent = job.precision != "fp32" or (job.half_weights and "wrapped" in job.given.usual)
     sent = job.given.usual.get("reduce_dtype", "bf16") if job.sharding.kind == trainer == "fsdp" and halves_sent else ""
-    wanted |= kernels.of_update(job.given) | ({"reduce_dtype": sent} if sent else {})
+    wanted |= kernels.of_series(job.given, name, model, trainer) | ({"reduce_dtype": sent} if sent else {})
     kept = not job.recompute and job.sharding.fields.get("recompute") != Recompute.FULL and wanted.get("compile") != "on"
     layers = kernels.of_layers(job.given, model, job.tokens / job.sharding.fields.get("cp", 1)) if kept else ()
     pieces = kernels.of_free_memory(job.given, model, job.tokens) if trainer == "unsloth" and job.objective == "lm" else ()

@@ -131,9 +131,14 @@ FOREACH = ("adamw_torch", "adamw", "adam")
 """Names of torch's Adam that say no kernel, which is foreach then: optim of transformers, classes of torch in a loop."""
 
 
-def of_update(given: Settings) -> dict[str, str]:
-    """Option for the kernels of an optimizer of torch."""
-    return {"optimizer_kernel": "foreach"} if str(given.first("optim", "optimizer")).lower() in FOREACH else {}
+def of_series(given: Settings, name: str, known: ModelSpec | None, trainer: str) -> dict[str, str]:
+    """Options for what runs as several plain kernels: Adam of torch, and the activation of older classes."""
+    found = {"optimizer_kernel": "foreach"} if str(given.first("optim", "optimizer")).lower() in FOREACH else {}
+    spec = spec_of(given, known)
+    kind = _since(_of_file(spec)[0], (name, spec.name if spec else ""))[0]
+    if table()["classes"].get(kind, {}).get("gelu"):
+        found["activation_kernel"] = "plain_half" if trainer == "deepspeed" else "plain"
+    return found
 
 
 PIECES = (2025, 9)
@@ -227,26 +232,14 @@ def of_layers(given: Settings, known: ModelSpec | None, tokens: float) -> tuple[
     """Note about Liger's norms and SwiGLU in layers that keep all: they save 2 of 6 bytes of what a norm is given and compute the
     activation again; ``tokens`` of a forward pass.  [Liger-Kernel, ops/rms_norm.py, ops/swiglu.py]"""
     spec, whole = spec_of(given, known), any(given.flag(one) for one in (*SWITCHES[:3], OF_LAYERS[3]))
-    plain = _of_gelu(spec, tokens)
     plugin = "liger" in str(given.get("plugins", "")).lower()  # of axolotl, without which its switches count for nothing
     norms, activation = (whole or (plugin and any(given.flag(one) for one in some)) for some in (OF_LAYERS[:1], OF_LAYERS[1:3]))
     if not (norms or activation) or spec is None or spec.is_moe:
-        return plain
+        return ()
     more = tokens * spec.num_layers * (8.0 * spec.hidden_size * norms + 2.0 * spec.ffn_size * (activation and spec.gated)) / GIB
     of = listed(["norms"] * norms + ["SwiGLU"] * activation, "and")
     what = f"Liger's {of}: priced as those of torch, memory comes out too high by up to {more:.1f} GiB"
-    return (*plain, *((what,) * (more >= 0.1)))
-
-
-def _of_gelu(spec: ModelSpec | None, tokens: float) -> tuple[str, ...]:
-    """Note about an activation of plain operations, which keeps x, x / 2, tanh, 1 + tanh and what it puts out, where one kernel
-    keeps the first and the last; up to 4 bytes each.  [transformers, activations.py: NewGELUActivation]"""
-    kind = _since(_of_file(spec)[0], (spec.name,))[0] if spec is not None else ""
-    if spec is None or not table()["classes"].get(kind, {}).get("gelu"):
-        return ()
-    more = 12.0 * tokens * spec.num_layers * spec.ffn_size / GIB
-    what = f"gelu_new of {kind} is a series of plain operations, priced as one kernel: memory comes out too low by up to"
-    return (f"{what} {more:.1f} GiB",) if more >= 0.1 else ()
+    return (what,) * (more >= 0.1)
 
 
 def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec | None) -> tuple[bool | None, str]:
