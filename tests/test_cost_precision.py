@@ -90,13 +90,17 @@ def test_norms_of_queries_and_keys_run_like_the_norms_of_the_layer() -> None:
         assert one.launches == (2 * passes, 4 * passes)
 
 
-def test_a_layer_norm_is_one_kernel_where_an_rms_norm_is_many() -> None:
-    for name, passes in (("gpt", 1.0), ("gqa", 9.0)):
+def test_a_layer_norm_has_casts_around_it_where_an_rms_norm_is_many_kernels() -> None:
+    """Under autocast; DeepSpeed's engine has none."""
+    for name, passes in (("gpt", 5.0), ("gqa", 9.0)):
         shard = shard_of(name, "fsdp")
         one = next(each for each in layers.layer(shard, moe=False)[0] if each.name == "attention_norm")
         assert isinstance(one, MemoryBound)
         size = float(shard.tokens) * shard.model.hidden_size * 2
         assert (one.forward, one.backward, one.launches[0]) == (2 * size * passes, 3 * size * passes, passes)
+        assert float(np.ravel(one.kept)[0]) == size * (2.0 if name == "gpt" else 3.0)
+    one = next(each for each in layers.layer(shard_of("gpt", "deepspeed"), moe=False)[0] if each.name == "attention_norm")
+    assert isinstance(one, MemoryBound) and one.launches[0] == 1.0 and float(np.ravel(one.kept)[0]) == float(one.forward) / 2
 
 
 def _with_weights(kind: str, precision: str, layout: Layout, name: str = "gqa") -> Estimate:

@@ -127,6 +127,20 @@ def test_uniform_recompute_of_several_layers_at_once_is_told_with_bytes(tmp_path
     assert len(notes) == bool(told) and all(told in one for one in notes)
 
 
+@pytest.mark.parametrize(("pins", "checkpointing", "told"), [
+    ("", "False", "up to 12.0 GiB more"), ("flash-linear-attention", "False", ""), ("", "True", ""),
+])  # fmt: skip
+def test_linear_attention_without_its_kernels_is_told_of(tmp_path: Path, pins: str, checkpointing: str, told: str) -> None:
+    """85 bytes of 1,024 tokens, 36 of 48 layers and 4,096 channels of the values."""
+    written(tmp_path, PROGRAM.format(arguments="TrainingArguments", body="", trainer="Trainer"), "tune.py")
+    written(tmp_path, f"{pins}\n", "requirements.txt")
+    command = COMMAND.strip().replace("checkpointing True", f"checkpointing {checkpointing}")
+    command += " --model_name_or_path Qwen/Qwen3-Next-80B-A3B-Instruct"
+    found = read(written(tmp_path, command, "run.sh"), None, Given(num_gpus=8, sequence_length=1024))
+    notes = [one for one in found.notes if "linear attention" in one]
+    assert len(notes) == bool(told) and all(told in one for one in notes), found.notes
+
+
 @pytest.mark.parametrize(("name", "deepspeed", "priced"), [
     ("EleutherAI/gpt-j-6b", "", "plain"), ("EleutherAI/gpt-j-6b", "zero2.json", "plain_half"), ("meta-llama/Llama-3.1-8B", "", ""),
 ])  # fmt: skip

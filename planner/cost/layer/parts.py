@@ -47,9 +47,11 @@ def norm(
     values = shard.tokens_split * model.hidden_size
     if rows is None:
         rows = shard.tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
-    passes = shard.trainer.kernels.norm_passes if model.norm == "rmsnorm" else 1.0  # torch has a kernel for a layer norm
+    kernels = shard.trainer.kernels
+    passes, width = kernels.norm_passes, kernels.saved_norm_bytes
+    if model.norm != "rmsnorm":  # torch has a kernel for it; with casts of 2 + 4 and 4 + 2 around it where autocast runs it in fp32
+        passes, width = (5.0, 4.0) if "layer_norm" in kernels.unfused and e < 4 else (1.0, 2.0)
     fused = inside is not None and shard.trainer.kernels.transformer_engine
-    width = shard.trainer.kernels.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
     width = min(width, 4.0) if shard.workload.lora_rank else width
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,

@@ -12,7 +12,7 @@ from planner.trainer import load_trainer
 from planner.trainers.reading.base_weights import spec_of
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import read_text
-from planner.trainers.reading.versions import newer, project_root
+from planner.trainers.reading.versions import installs, newer, project_root
 from planner.units import GIB
 
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "eager",
@@ -234,12 +234,29 @@ def of_layers(given: Settings, known: ModelSpec | None, tokens: float) -> tuple[
     spec, whole = spec_of(given, known), any(given.flag(one) for one in (*SWITCHES[:3], OF_LAYERS[3]))
     plugin = "liger" in str(given.get("plugins", "")).lower()  # of axolotl, without which its switches count for nothing
     norms, activation = (whole or (plugin and any(given.flag(one) for one in some)) for some in (OF_LAYERS[:1], OF_LAYERS[1:3]))
+    linear = _of_linear_attention(given, spec, tokens)
     if not (norms or activation) or spec is None or spec.is_moe:
-        return ()
+        return linear
     more = tokens * spec.num_layers * (8.0 * spec.hidden_size * norms + 2.0 * spec.ffn_size * (activation and spec.gated)) / GIB
     of = listed(["norms"] * norms + ["SwiGLU"] * activation, "and")
     what = f"Liger's {of}: priced as those of torch, memory comes out too high by up to {more:.1f} GiB"
-    return (what,) * (more >= 0.1)
+    return (*linear, *((what,) * (more >= 0.1)))
+
+
+IN_TORCH = 85.0
+"""Bytes that a gated delta rule in plain operations of torch keeps of a token and value channel beside those of kernels.
+[transformers 5.23, modeling_qwen3_next.py: torch_chunk_gated_delta_rule; counted on fake tensors, 2026-11]"""
+KERNELS_OF_LINEAR = ("flash-linear-attention", "fla-core", "causal-conv1d", "fla")
+"""Packages that bring them."""
+
+
+def _of_linear_attention(given: Settings, spec: ModelSpec | None, tokens: float) -> tuple[str, ...]:
+    """Note about layers of linear attention, which transformers runs in plain operations where no package brings kernels."""
+    if spec is None or spec.linear is None or spec.linear.kind == "mamba2" or installs(given.path, *KERNELS_OF_LINEAR):
+        return ()
+    size = IN_TORCH * tokens * spec.linear.num_layers * spec.linear.value_heads * spec.linear.value_head_dim / GIB
+    what = "layers of linear attention are priced with the kernels of flash-linear-attention; without that package they run in"
+    return (f"{what} plain operations, which keep up to {size:.1f} GiB more",)
 
 
 def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec | None) -> tuple[bool | None, str]:

@@ -44,6 +44,12 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
     return None
 
 
+def installs(path: Path, *packages: str) -> bool:
+    """Whether the project around a file names one of some packages where it says what it needs."""
+    names = "|".join(map(re.escape, packages))
+    return any(re.search(rf"(?<![\w-])({names})(?![\w-])", read_text(one)) for one in _files(path))
+
+
 def _of_source(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The version of a package whose source lies around a file, as in a fork of it: the one before it and itself while it is in
     development; None = it does not lie there, or does not say."""
