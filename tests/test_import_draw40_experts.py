@@ -107,6 +107,14 @@ def test_names_of_layers_of_experts_mean_their_tensors(tmp_path: Path, targets: 
     assert bool(_note(found, "with transformers 5 PEFT since 0.19 gives tensors of experts adapters too")) is adapted
 
 
+def test_prediction_modules_are_not_built_by_transformers(tmp_path: Path) -> None:
+    """DeepSeek-V3 without the module that its checkpoint has beside the 61 layers."""
+    (tmp_path / "requirements.txt").write_text("transformers==5.5.0\n")
+    found = _read(tmp_path, PROGRAM.replace("Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"), "train.py", fsdp="no_shard")
+    assert found.architecture["mtp_layers"] == 0 and _note(found, "without its prediction modules (MTP)")
+    assert "mtp_layers" not in _read(tmp_path, PROGRAM, "train.py", fsdp="no_shard").architecture
+
+
 def test_what_a_program_casts_is_said(tmp_path: Path) -> None:
     found = _read(tmp_path, PROGRAM, "train.py", fsdp="no_shard")
     assert "frozen_experts=fp32" in found.trainer and "unquantised=fp32" in found.trainer

@@ -156,7 +156,7 @@ def reading(job: FineTuning) -> Reading:
     plain = trainer != "unsloth" and not any(job.given.get(one) for one in PARAMETERS)  # it may give tensors adapters of its own
     single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     (states, paged), (wanted, lean) = _states(*_optimizer(job), trainer, where), _kernels(job, model, trainer)
-    built, added = model_notes.of_added_tokens(job.given, spec, job.tokens)
+    built, added = model_notes.as_built(job.given, spec, job.tokens)
     noted = (*noted, *low, *apart, *lean, *added, *own_methods.notes(job.given, spec, precision, job.tokens, trainer))
     options = {name: value for name, value in {**wanted, **tensors}.items() if value in _options(trainer).get(name, ())}
     options = {name: value for name, value in options.items() if job.lora_rank or name != "adapter_dropout"}

@@ -97,6 +97,16 @@ FEW = 1000
 """Tokens that change no plan."""
 
 
+def as_built(given: Settings, model: ModelSpec | None, tokens: int) -> tuple[dict[str, int], tuple[str, ...]]:
+    """(Fields of a model as its program has it, notes): rows of added tokens, and no prediction modules, which transformers leaves
+    in the checkpoint.  [modeling_deepseek_v3.py: _keys_to_ignore_on_load_unexpected]"""
+    rows, notes = of_added_tokens(given, model, tokens)
+    if model is None or not model.mtp_layers:
+        return rows, notes
+    what = f"{model.name} without its prediction modules (MTP), which transformers does not build"
+    return {**rows, "mtp_layers": 0}, (*notes, what)
+
+
 def of_added_tokens(given: Settings, model: ModelSpec | None, tokens: int) -> tuple[dict[str, int], tuple[str, ...]]:
     """(Vocabulary of a model with the tokens that its program adds, note); ``tokens`` of a forward pass."""
     count = given.get("added_tokens")
