@@ -1,7 +1,9 @@
 """What of a frozen base in 4 or 8 bits lies in more, as nothing quantises it, and adapters on experts that one tensor holds."""
 
 import re
+from pathlib import Path
 
+from planner import library
 from planner.cost.parameters import count_parameters, total_parameters
 from planner.cost.state_dtypes import FROZEN_BYTES
 from planner.errors import PlannerError, shown
@@ -150,7 +152,7 @@ def _on_all_experts(spec: ModelSpec | None, rank: int, why: str) -> tuple[dict[s
 
 def _converts(given: Settings, job: Adapted, spec: ModelSpec) -> bool:
     """Whether PEFT gives adapters to tensors of experts because layers of theirs, as they were, are named."""
-    if not CONVERTED.search(f"{spec.name} {spec.source}") or job.trainer in OWN_ADAPTERS:
+    if not CONVERTED.search(of_file(spec)[0] or spec.name) or job.trainer in OWN_ADAPTERS:
         return False
     everything = any(re.search(r"^all-linear$|[*+|\\(]", one) for one in job.named)
     listed_all = any(one <= {each.rpartition(".")[2] for each in job.named} for one in OF_EXPERTS)
@@ -176,6 +178,16 @@ def spec_of(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
         return load_model(said) if isinstance(said, str) else said or model
     except PlannerError:  # said where the plan is made
         return model
+
+
+def of_file(spec: ModelSpec | None) -> tuple[str | None, bool]:
+    """(model_type of the config.json that a model was read from, whether it names code of its own)."""
+    source = spec.source.rpartition("; ")[2] if spec is not None else ""
+    file = Path(source) if source.endswith(".json") else None
+    if file is None or not library.is_file(file):
+        return None, False
+    data = library.parse_json(library.read_text(file), str(file))
+    return str(data.get("model_type")), bool(data.get("auto_map"))
 
 
 def _fuses(given: Settings) -> bool | None:

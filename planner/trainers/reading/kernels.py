@@ -9,7 +9,7 @@ from planner.errors import listed, shown
 from planner.hugging_face import table
 from planner.model import ModelSpec
 from planner.trainer import load_trainer
-from planner.trainers.reading.base_weights import spec_of
+from planner.trainers.reading.base_weights import of_file, spec_of
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import read_text
 from planner.trainers.reading.versions import installs, newer, project_root
@@ -71,7 +71,7 @@ def of_class(
     if said or not by_class or "attention_kernel" in options or not (name or known):
         return dict(options), ()
     spec = spec_of(given, known)
-    kind, own_code = _of_file(spec)
+    kind, own_code = of_file(spec)
     if own_code and given.flag("trust_remote_code"):
         return dict(options), ()
     kind, since = _since(kind, (spec.name if spec else "", name))
@@ -98,7 +98,7 @@ def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) 
     """Note about a class whose scores stay in half precision under DeepSpeed, which has no autocast; ``tokens`` of a forward pass,
     0 = not known."""
     spec = spec_of(given, known)
-    kind, _ = _since(_of_file(spec)[0], (spec.name if spec else "", name))
+    kind, _ = _since(of_file(spec)[0], (spec.name if spec else "", name))
     since = str(table()["classes"].get(kind, {}).get("halves", ""))
     if not since or newer(given.path, "transformers", _version(since)) is not False:
         return ()
@@ -135,7 +135,7 @@ def of_series(given: Settings, name: str, known: ModelSpec | None, trainer: str)
     """Options for what runs as several plain kernels: Adam of torch, and the activation of older classes."""
     found = {"optimizer_kernel": "foreach"} if str(given.first("optim", "optimizer")).lower() in FOREACH else {}
     spec = spec_of(given, known)
-    kind = _since(_of_file(spec)[0], (name, spec.name if spec else ""))[0]
+    kind = _since(of_file(spec)[0], (name, spec.name if spec else ""))[0]
     if table()["classes"].get(kind, {}).get("gelu"):
         found["activation_kernel"] = "plain_half" if trainer == "deepspeed" else "plain"
     return found
@@ -166,7 +166,7 @@ def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
 
 def num_joint_layers(spec: ModelSpec) -> int:
     """Layers that the joint ones of a model's class stand for, less as many: 0 = it has none."""
-    return int(table()["classes"].get(_since(_of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
+    return int(table()["classes"].get(_since(of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
 
 
 def class_of(name: str) -> Mapping[str, str]:
@@ -261,7 +261,7 @@ def _of_linear_attention(given: Settings, spec: ModelSpec | None, tokens: float)
 
 def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec | None) -> tuple[bool | None, str]:
     """(Whether Liger fuses the loss of the model, None = not known; why not)."""
-    kind, own_code = _of_file(spec)
+    kind, own_code = of_file(spec)
     remote = given.flag("trust_remote_code")
     if kind is not None and kind not in table()["liger"].split():
         return False, f"Liger does not fuse the loss of model_type {shown(kind)}"
@@ -275,13 +275,3 @@ def _fused(given: Settings, name: str, known: ModelSpec | None, spec: ModelSpec 
         text = "Liger does not patch code that is loaded with trust_remote_code; --set trust_remote_code=false prices its loss"
         return False, f"{text}, as for a class of transformers"
     return (True if kind is not None or (fused and by_name[name] is not False) else None), ""
-
-
-def _of_file(spec: ModelSpec | None) -> tuple[str | None, bool]:
-    """(model_type of the config.json that a model was read from, whether it names code of its own)."""
-    source = spec.source.rpartition("; ")[2] if spec is not None else ""
-    file = Path(source) if source.endswith(".json") else None
-    if file is None or not library.is_file(file):
-        return None, False
-    data = library.parse_json(library.read_text(file), str(file))
-    return str(data.get("model_type")), bool(data.get("auto_map"))
