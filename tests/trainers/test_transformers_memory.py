@@ -44,6 +44,9 @@ MODELS: dict[str, dict[str, Any]] = {
         **SIZES, "hidden_size": 2048, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 32,
         "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
     },
+    "gpt_oss": {
+        **SIZES, "hidden_size": 2880, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 16, "num_experts_per_tok": 4,
+    },
 }  # fmt: skip
 
 
@@ -51,7 +54,8 @@ MODELS: dict[str, dict[str, Any]] = {
     ("llama", {}), ("llama", {"dtype": "float32"}), ("llama", {"recompute": True}), ("llama", {"adapters": True}),
     ("llama", {"eager": True}), ("llama", {"adapters": True, "recompute": True}), ("qwen3", {}), ("qwen3", {"adapters": True}),
     ("phi", {}), ("phi", {"adapters": True}), ("gpt_neox", {"adapters": True}), ("mixtral", {"adapters": True}),
-    ("qwen3_moe", {}), ("qwen3_moe", {"adapters": True}), ("qwen3_moe", {"adapters": True, "recompute": True}),
+    ("gpt_oss", {"adapters": True}), ("qwen3_moe", {}),
+    ("qwen3_moe", {"adapters": True}), ("qwen3_moe", {"adapters": True, "recompute": True}),
 ])  # fmt: skip
 def test_a_step_allocates_what_the_plan_says(tmp_path: Path, name: str, how: dict[str, Any]) -> None:
     """Within a tenth of all that is alive at the peak: six layers, where one layer's passing tensors count five times as much."""

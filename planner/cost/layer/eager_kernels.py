@@ -61,6 +61,13 @@ EAGER: dict[str, Series] = {
     # a view, selected by them 2 e + 1; both halves joined 2 e.  [Megatron Core 0.15 to 0.17, fused_bias_geglu.py]
     "clamp": Series(forward=Moved(strided=(4.0, 8.0), plain=(4.0, 8.0)), backward=Moved(strided=(9.5, 16.5), plain=(5.5, 9.5)),
                     saved=(2.0, 4.0), launches=((3.0, 3.0), (9.0, 9.0))),
+    # Of transformers: gate and up, views, clamped into tensors of their own; sigmoid of alpha gate, its product with gate, one more
+    # than up. Forward: two clamps 2 e of a view, per pair of values times alpha 2 e, sigmoid 2 e, product 3 e, plus one 2 e.
+    # Backward: clamps 3 e of a view and a mask 1, products 6 e, sigmoid 3 e, alpha 2 e, sums 3 e. Kept: the clamped gate, sigmoid,
+    # their product, up plus one, of which SiLU's output is one that the activation has.  [modeling_gpt_oss.py: _apply_gate]
+    "clamp_views": Series(forward=Moved(strided=(4.0, 8.0), plain=(9.0, 18.0)),
+                          backward=Moved(strided=(7.0, 13.0), plain=(14.0, 28.0)),
+                          saved=(3.0, 6.0), launches=((6.0, 6.0), (10.0, 10.0))),
     # Biases of experts times router weights added expert by expert, per output. Forward: product e, sum 3 e, joined 2 e. Backward:
     # gradient times router weight 2 e and summed over tokens e, times bias 2 e and summed over the width e, pieces joined 2 e.
     # Products broadcast.  [experts.py]

@@ -117,10 +117,11 @@ def _clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
     The activation behind it copies a number to the GPU from memory that is not pinned: the host waits until the GPU is
     there.  [fused_bias_geglu.py, weighted_bias_quick_geglu_impl: torch.tensor(linear_offset, device=...)]
     """
-    if not shard.model.clamped_activation or "clamp" not in shard.trainer.kernels.unfused:
+    row = next((one for one in ("clamp", "clamp_views") if one in shard.trainer.kernels.unfused), "")
+    if not shard.model.clamped_activation or not row:
         return []
     module = Module.MLP_ACTIVATION | Module.MOE | REPEATED
-    return [eager(shard, "clamp", rows * width, "experts_clamp", module=module, captured=False, waits=True)]
+    return [eager(shard, row, rows * width, "experts_clamp", module=module, captured=False, waits=row == "clamp")]
 
 
 def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
