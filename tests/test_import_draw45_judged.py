@@ -127,6 +127,18 @@ def test_uniform_recompute_of_several_layers_at_once_is_told_with_bytes(tmp_path
     assert len(notes) == bool(told) and all(told in one for one in notes)
 
 
+@pytest.mark.parametrize(("pins", "word", "foreach"), [
+    ("", "", False), ("torch==2.6.0", "", True), ("torch==2.9.0", "", False), ("transformers==4.46.0", "", True),
+    ("torch==2.9.0", " --optim adamw_torch", True), ("torch==2.6.0", " --optim adamw_torch_fused", False),
+])  # fmt: skip
+def test_the_kernels_of_adam_by_name_and_release(tmp_path: Path, pins: str, word: str, foreach: bool) -> None:
+    written(tmp_path, PROGRAM.format(arguments="TrainingArguments", body="", trainer="Trainer"), "tune.py")
+    written(tmp_path, f"{pins}\n", "requirements.txt")
+    command = f"{COMMAND.strip()} --model_name_or_path meta-llama/Llama-3.1-8B{word}"
+    found = read(written(tmp_path, command, "run.sh"), None, Given(num_gpus=1, sequence_length=1024))
+    assert ("optimizer_kernel=foreach" in found.trainer) is foreach
+
+
 @pytest.mark.parametrize(("pins", "checkpointing", "told"), [
     ("", "False", "up to 12.0 GiB more"), ("flash-linear-attention", "False", ""), ("", "True", ""),
 ])  # fmt: skip

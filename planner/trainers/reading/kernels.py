@@ -129,11 +129,17 @@ def softcapped(model: ModelSpec | None, batch: int, length: int | None, again: b
 
 FOREACH = ("adamw_torch", "adamw", "adam")
 """Names of torch's Adam that say no kernel, which is foreach then: optim of transformers, classes of torch in a loop."""
+FUSES = (("torch", (2, 8)), ("transformers", (4, 50)))
+"""Versions before which transformers takes adamw_torch where no optimizer is named; since then adamw_torch_fused.
+[training_args.py: default_optim; the second at the earliest]"""
 
 
 def of_series(given: Settings, name: str, known: ModelSpec | None, trainer: str) -> dict[str, str]:
     """Options for what runs as several plain kernels: Adam of torch, and the activation of older classes."""
-    found = {"optimizer_kernel": "foreach"} if str(given.first("optim", "optimizer")).lower() in FOREACH else {}
+    said = given.first("optim", "optimizer")
+    unsaid = said is None and trainer in ("fsdp", "trl", "llama-factory", "ms-swift") and not given.usual.get("own_loop")
+    older = unsaid and any(newer(given.path, *one) is False for one in FUSES)
+    found = {"optimizer_kernel": "foreach"} if older or str(said).lower() in FOREACH else {}
     spec = spec_of(given, known)
     kind = _since(of_file(spec)[0], (name, spec.name if spec else ""))[0]
     if table()["classes"].get(kind, {}).get("gelu"):
