@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
+from planner.trainers.reading.own_flow import GIVES_BACK
 from planner.trainers.reading.own_parts import held_by
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -120,19 +121,14 @@ def _given(program: Running, loader: ast.Call, node: ast.expr) -> list[ast.expr]
     return given if given and len(given) == len(trained) < len(calls) else [node]
 
 
-WRAPS = ("compile", "prepare", "prepare_model", "DistributedDataParallel", "DDP", "FSDP", "FullyShardedDataParallel",
-         "get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "offload_wrapper",
-         "initialize")  # fmt: skip
-"""Functions of libraries that give a model back as it was trained before, or are read."""
-
-
 def is_handed_on(program: Running, put: ast.Assign) -> bool:
     """Whether a model is what a function makes of it that is neither in the project nor known."""
     held, made = put.targets[0], put.value
     if not (isinstance(held, ast.Name) and isinstance(made, ast.Call) and "model" in held.id.lower()):
         return False
     name = last_name(made.func)
-    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and name not in (*WRAPS, *program.functions)
+    known = name in program.functions or GIVES_BACK.fullmatch(name) is not None
+    return any(isinstance(one, ast.Name) and one.id == held.id for one in made.args) and not known
 
 
 def optimizer_of(program: Running) -> str | None:

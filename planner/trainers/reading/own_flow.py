@@ -20,6 +20,7 @@ GIVES_BACK = re.compile(
     r"from_pretrained|getattr|get_peft_model|prepare(_model(_for_\w+)?)?|setup_chat_format|clone_chat_template|compile|for_training|for_inference"
     r"|merge_and_unload|unwrap_model|deepcopy|to|cuda|cpu|half|float|bfloat16|eval|train|smart_tokenizer_and_embedding_resize|get_base_model"
     r"|set_peft_model_state_dict|\w*Trainer|DDP|DistributedDataParallel|FSDP|FullyShardedDataParallel|PeftModel\w*"
+    r"|offload_wrapper|initialize"
 )
 """What gives a model back as it was, or as is read elsewhere."""
 CALLS = re.compile(
