@@ -62,9 +62,7 @@ def _program(found: Arguments) -> Path:
 def of_pipeline_engine(found: Arguments) -> None:
     """Leaves out what DeepSpeed's pipeline engine does not take: virtual stages, and other recompute of layers than a uniform one,
     before which --checkpoint-activations goes.  [megatron/model/gpt_model.py, GPTModelPipe; transformer.py]"""
-    if found.get("checkpoint_activations"):
-        for one in ("recompute_activations", "recompute_granularity", "recompute_method"):
-            found.pop(one, None)
+    _older_recompute(found)
     if not _has_stages(found):
         return
     lost = [one for one in VIRTUAL if found.get(one)]
@@ -73,6 +71,24 @@ def of_pipeline_engine(found: Arguments) -> None:
     for one in lost:
         what = f"{found.spelled(one)} {found.pop(one)}: not taken by DeepSpeed's pipeline engine, nor by the plan"
         found.notes.append(f"{what}{UNIFORM if one == 'recompute_granularity' else ''}")
+
+
+def _older_recompute(found: Arguments) -> None:
+    """Lets --checkpoint-activations go before Megatron's later words, in the granularity of its own that Habana's fork has: selective
+    stands alone, full does nothing without it.  [Habana's megatron/model/transformer.py: checkpoint_core_attention; gpt_model.py]"""
+    whole, own = found.get("checkpoint_activations"), found.pop("checkpoint_activations_granularity", None)
+    if not whole and own != "selective":
+        return
+    kept = {"recompute_granularity": own or "full", "recompute_method": "uniform"}
+    lost = [
+        f"{found.spelled(one)} {value}" for one in ("recompute_activations", *kept)
+        if (value := found.pop(one, None)) not in (None, False, kept.get(one))
+    ]  # fmt: skip
+    if own == "selective":
+        found["recompute_granularity"] = own
+    if lost:
+        before = "--checkpoint-activations" + f"-granularity {own}" * (own is not None)
+        found.notes.append(f"{', '.join(lost)}: dropped, {before} goes before it")
 
 
 UNIFORM = ", so no layer is recomputed; --recompute-method uniform or --checkpoint-activations does it"
