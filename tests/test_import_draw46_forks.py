@@ -42,7 +42,7 @@ def _nanotron(folder: Path, more: str, model: str | None = None, **settings: str
         ("--checkpoint-activations --checkpoint-activations-granularity full", Recompute.FULL, ""),
         ("--checkpoint-activations-granularity full", Recompute.NONE, ""),
         ("--checkpoint-activations --recompute-granularity full --recompute-method uniform", Recompute.FULL, ""),
-        ("--checkpoint-activations --recompute-granularity selective", Recompute.FULL, "--recompute-granularity selective: dropped"),
+        ("--checkpoint-activations --recompute-granularity selective", Recompute.FULL, "granularity selective: dropped"),
         (
             "--checkpoint-activations --checkpoint-activations-granularity selective --recompute-granularity full",
             Recompute.SELECTIVE, "dropped, --checkpoint-activations-granularity selective goes before it",

@@ -74,8 +74,8 @@ def of_pipeline_engine(found: Arguments) -> None:
 
 
 def _older_recompute(found: Arguments) -> None:
-    """Lets --checkpoint-activations go before Megatron's later words, in the granularity of its own that Habana's fork has: selective
-    stands alone, full does nothing without it.  [Habana's megatron/model/transformer.py: checkpoint_core_attention; gpt_model.py]"""
+    """Lets --checkpoint-activations go before Megatron's later words, in a granularity of its own that Habana's fork has: selective
+    stands alone, full does nothing without it.  [Habana, megatron/model/transformer.py, checkpoint_core_attention]"""
     whole, own = found.get("checkpoint_activations"), found.pop("checkpoint_activations_granularity", None)
     if not whole and own != "selective":
         return

@@ -54,7 +54,7 @@ def own_layers(model: Mapping[str, Any], given: Given) -> tuple[Question, ...]:
 
 
 def _losses(said: Mapping[str, Any], words: list[str]) -> tuple[Question, ...]:
-    """Asks for the loss that is priced in the place of a fork's: by the word that names one, by its switches, else by each number."""
+    """Asks for the loss that is priced in place of a fork's: by the word that names one, by its switches, else by each number."""
     about = "a loss of this fork, whose buffers are not priced; {} prices cross entropy in its place"
     named = [one for one, value in said.items() if LOSS.fullmatch(one) and isinstance(value, str | bool)]
     if named:
@@ -69,7 +69,8 @@ def replaced_losses(model: Any, given: Given) -> list[str]:
     return [
         f"the file's {name} {shown(value)} is priced as {said}: buffers of its own are not in the memory"
         for name, value in (sizes.items() if isinstance(sizes, Mapping) else ())
-        if LOSS.fullmatch(str(name)) and (said := given.setting(str(name)) or given.setting(f"model.model_config.{name}")) is not None
+        if LOSS.fullmatch(str(name))
+        and (said := given.setting(str(name)) or given.setting(f"model.model_config.{name}")) is not None
     ]  # fmt: skip
 
 
