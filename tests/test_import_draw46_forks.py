@@ -6,6 +6,7 @@ import pytest
 from import_files import written
 
 from planner.layout import Recompute
+from planner.trainer import load_trainer
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -66,6 +67,12 @@ def test_the_parser_around_has_no_default_of_megatrons_later_words(tmp_path: Pat
 def test_arguments_of_forks_that_decide_nothing_are_not_asked_for(tmp_path: Path) -> None:
     found = _megatron(tmp_path, "--use_hpu --no-scaled-init --ext-lr-steps 4096 --no-seq-len-plus-one-tokens")
     assert {"use_hpu", "no_scaled_init", "ext_lr_steps"} <= set(found.noise)
+
+
+@pytest.mark.parametrize(("value", "kernel"), [("true", "flash"), ("false", "unfused")])
+def test_fused_attention_of_habanas_fork_keeps_no_scores(tmp_path: Path, value: str, kernel: str) -> None:
+    found = _megatron(tmp_path, f"--no-masked-softmax-fusion --use-fused-sdpa {value}")
+    assert load_trainer(found.trainer).kernels.attention == kernel
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,10 @@ def test_copies_of_weights_by_columns_are_named(tmp_path: Path, more: str, hardw
     found = import_config(written(tmp_path, FP8.format(more=more), "train.sh"), hardware=hardware)
     noted = [one for one in found.notes if "by columns" in one]
     assert len(noted) == bool(says) and all(says in one for one in noted)
+
+
+def test_a_frozen_base_in_8_bits_has_no_copies(tmp_path: Path) -> None:
+    text = CONFIG.replace("PIPELINE_MODEL_PARALLEL=8", "PIPELINE_MODEL_PARALLEL=1").replace("DGXNNODES=16", "DGXNNODES=1")
+    for frozen, says in (("True", 0), ("False", 1)):
+        file = written(tmp_path, f"{text}export FP8_PARAMS={frozen} SP=True\n", "llama2_70b_lora/config_DGXH100_1x8x32x4x1.sh")
+        assert sum("by columns on Hopper" in one for one in import_config(file).notes) == says

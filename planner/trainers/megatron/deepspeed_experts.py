@@ -63,6 +63,8 @@ def of_pipeline_engine(found: Arguments) -> None:
     """Leaves out what DeepSpeed's pipeline engine does not take: virtual stages, and other recompute of layers than a uniform one,
     before which --checkpoint-activations goes.  [megatron/model/gpt_model.py, GPTModelPipe; transformer.py]"""
     _older_recompute(found)
+    if str(found.pop("use_fused_sdpa", "")).lower() in ("true", "1"):  # of Habana's fork, which keeps no scores either
+        found.setdefault("use_flash_attn", True)
     if not _has_stages(found):
         return
     lost = [one for one in VIRTUAL if found.get(one)]

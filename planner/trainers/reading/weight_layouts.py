@@ -1,7 +1,7 @@
 """What Transformer Engine's copies of weights in 8 bits take beside what a plan counts."""
 
 from planner.cost.parameters import count_parameters, total_parameters
-from planner.cost.state_dtypes import quantised_weights
+from planner.cost.state_dtypes import RUNS_AS_IT_LIES, quantised_weights
 from planner.plan_file import Plan
 from planner.units import GIB
 
@@ -22,7 +22,9 @@ def by_columns(plan: Plan) -> tuple[str, ...]:
     trainer, workload, layout = plan.load_trainer(), plan.workload, plan.layout
     arch = plan.cluster().hardware.arch
     twice = workload.precision in ("fp8_block", "mxfp8") or (workload.precision == "fp8" and arch in ONE_LAYOUT)
-    if not twice or "weight_copies" not in trainer.kernels.fp8 or quantised_weights(workload, trainer) or layout.zero > 1:
+    as_it_lies = workload.lora_rank and workload.precision in RUNS_AS_IT_LIES.get(workload.frozen_weights, ())
+    one = as_it_lies or quantised_weights(workload, trainer)
+    if one or not twice or "weight_copies" not in trainer.kernels.fp8 or layout.zero > 1:
         return ()
     model, counts = workload.model, count_parameters(workload.model)
     experts = model.num_moe_layers * model.num_experts * counts.expert
