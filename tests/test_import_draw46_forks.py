@@ -7,6 +7,7 @@ from import_files import written
 
 from planner.layout import Recompute
 from planner.trainer import load_trainer
+from planner.trainers.megatron import log
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
@@ -41,7 +42,7 @@ def _nanotron(folder: Path, more: str, model: str | None = None, **settings: str
         ("--checkpoint-activations --checkpoint-activations-granularity=selective", Recompute.SELECTIVE, ""),
         ("--checkpoint-activations-granularity selective", Recompute.SELECTIVE, ""),
         ("--checkpoint-activations --checkpoint-activations-granularity full", Recompute.FULL, ""),
-        ("--checkpoint-activations-granularity full", Recompute.NONE, ""),
+        ("--checkpoint-activations-granularity full", Recompute.NONE, "full does nothing without"),
         ("--checkpoint-activations --recompute-granularity full --recompute-method uniform", Recompute.FULL, ""),
         ("--checkpoint-activations --recompute-granularity selective", Recompute.FULL, "granularity selective: dropped"),
         (
@@ -55,6 +56,11 @@ def test_the_older_spelling_of_recompute_goes_before(tmp_path: Path, more: str, 
     assert found.fields["recompute"] == recompute
     notes = " ".join(found.notes)
     assert dropped in notes if dropped else "dropped" not in notes
+
+
+def test_the_older_spelling_of_recompute_in_a_log() -> None:
+    dump = "  checkpoint_activations .......................... True\n  checkpoint_activations_granularity .............. {}\n"
+    assert [log.read(dump.format(one)).facts["recompute"] for one in ("selective", "full")] == ["selective", "full"]
 
 
 def test_the_parser_around_has_no_default_of_megatrons_later_words(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def _older_recompute(found: Arguments) -> None:
     stands alone, full does nothing without it.  [Habana, megatron/model/transformer.py, checkpoint_core_attention]"""
     whole, own = found.get("checkpoint_activations"), found.pop("checkpoint_activations_granularity", None)
     if not whole and own != "selective":
+        unused = f"--checkpoint-activations-granularity {own} does nothing without --checkpoint-activations"
+        found.notes += [unused] * (own is not None and not found.dumped)
         return
     kept = {"recompute_granularity": own or "full", "recompute_method": "uniform"}
     lost = [
