@@ -83,16 +83,12 @@ def _older_recompute(found: Arguments) -> None:
         unused = f"--checkpoint-activations-granularity {own} does nothing without --checkpoint-activations"
         found.notes += [unused] * (own is not None and not found.dumped)
         return
-    kept = {"recompute_granularity": own or "full", "recompute_method": "uniform"}
-    lost = [
-        f"{found.spelled(one)} {value}" for one in ("recompute_activations", *kept)
-        if (value := found.pop(one, None)) not in (None, False, kept.get(one))
-    ]  # fmt: skip
+    kept = {"recompute_granularity": own or "full", "recompute_method": "uniform", "recompute_activations": False}
+    given = {one: value for one in kept if (value := found.pop(one, None)) not in (None, kept[one])}
     if own == "selective":
         found["recompute_granularity"] = own
-    if lost:
-        before = "--checkpoint-activations" + f"-granularity {own}" * (own is not None)
-        found.notes.append(f"{', '.join(lost)}: dropped, {before} goes before it")
+    before = "--checkpoint-activations" + f"-granularity {own}" * (own is not None)
+    found.notes += [f"{found.spelled(one)} {value}: dropped, {before} goes before it" for one, value in given.items()]
 
 
 UNIFORM = ", so no layer is recomputed; --recompute-method uniform or --checkpoint-activations does it"

@@ -99,8 +99,7 @@ def check_recipe(where: str, values: Mapping[str, str]) -> None:
 
 
 def handed_on(script: Script) -> list[str]:
-    """Variables that a script writes, without words of degrees which it only calculates with: those that it does not export, of a
-    configuration that exports what it says and starts nothing."""
+    """Variables that a script writes, without degrees that a configuration which exports and starts nothing only counts with."""
     helps = bool(script.exported) and not script.commands
     return [one for one in script.variables.values if not (helps and DEGREE.fullmatch(one) and one not in script.exported)]
 

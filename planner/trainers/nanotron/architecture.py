@@ -57,8 +57,7 @@ def _losses(said: Mapping[str, Any], words: list[str]) -> tuple[Question, ...]:
     """Asks for the loss that is priced in place of a fork's: by the word that names one, by its switches, else by each number."""
     about = "a loss of this fork, whose buffers are not priced; {} prices cross entropy in its place"
     named = [one for one, value in said.items() if LOSS.fullmatch(one) and isinstance(value, str | bool)]
-    if named:
-        words = [one for one in named if said[one] and not CROSS_ENTROPY.fullmatch(str(said[one]))]
+    words = [one for one in named if said[one] and not CROSS_ENTROPY.fullmatch(str(said[one]))] if named else words
     usual = {one: "cross_entropy" if isinstance(said[one], str) else "false" if named else "null" for one in words}
     return tuple(Question(name=one, about=about.format(value), choices=(value,)) for one, value in usual.items())
 
@@ -66,12 +65,10 @@ def _losses(said: Mapping[str, Any], words: list[str]) -> tuple[Question, ...]:
 def replaced_losses(model: Any, given: Given) -> list[str]:
     """What a plan says of a fork's loss whose place cross entropy takes, as the user says; ``model``: the section of the file."""
     sizes = model.get("model_config") if isinstance(model, Mapping) else None
-    return [
-        f"the file's {name} {shown(value)} is priced as {said}: buffers of its own are not in the memory"
-        for name, value in (sizes.items() if isinstance(sizes, Mapping) else ())
-        if LOSS.fullmatch(str(name))
-        and (said := given.setting(str(name)) or given.setting(f"model.model_config.{name}")) is not None
-    ]  # fmt: skip
+    own = {str(one): value for one, value in sizes.items() if LOSS.fullmatch(str(one))} if isinstance(sizes, Mapping) else {}
+    said = {one: given.setting(one) or given.setting(f"model.model_config.{one}") for one in own}
+    note = "the file's {} {} is priced as {}: buffers of its own are not in the memory"
+    return [note.format(one, shown(own[one]), value) for one, value in said.items() if value is not None]
 
 
 def model_of(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
