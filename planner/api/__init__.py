@@ -381,13 +381,13 @@ def import_config(
     from planner.trainers.reading import read
     from planner.trainers.reading.configuration import SAID, to_plan
     from planner.trainers.reading.given import Given, parse_settings
+    from planner.trainers.reading.weight_layouts import noted
 
     require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
     fields = {name: value for name, value in request_fields(said).items() if name in SAID}
     shape: dict[str, Any] = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
-    given = Given(**shape, micro_batch_size=micro_batch_size, settings=parse_settings(settings))
-    reading = read(Path(file), format, given)
-    return Imported(to_plan(reading, fields), unread=reading.unread, noise=reading.noise, notes=reading.notes)
+    reading = read(Path(file), format, Given(**shape, micro_batch_size=micro_batch_size, settings=parse_settings(settings)))
+    return Imported(plan := to_plan(reading, fields), unread=reading.unread, noise=reading.noise, notes=noted(reading.notes, plan))
 
 
 __all__ = [

@@ -19,8 +19,7 @@ DUMPED = re.compile(r"^(?:.*?:)?\s*(\w+) \.{2,} (.*?)\s*$")
 RENAMED = {
     "fp8_format": "fp8", "fp4_format": "fp4", "norm_epsilon": "layernorm_epsilon", "num_moe_experts": "num_experts",
     "model_parallel_size": "tensor_model_parallel_size", "moe_expert_parallel_size": "expert_model_parallel_size",
-    "checkpoint_num_layers": "recompute_num_layers", "checkpoint_activations_granularity": "recompute_granularity",
-    "activations_checkpoint_num_layers": "recompute_num_layers",
+    "checkpoint_num_layers": "recompute_num_layers", "activations_checkpoint_num_layers": "recompute_num_layers",
     "recompute_activations_num_layers": "recompute_num_layers", "moe_topk": "moe_router_topk", "topk": "moe_router_topk",
 }  # fmt: skip
 """Flags whose name in the dump differs, and names of older versions."""

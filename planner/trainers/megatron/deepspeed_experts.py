@@ -62,9 +62,9 @@ def _program(found: Arguments) -> Path:
 def of_pipeline_engine(found: Arguments) -> None:
     """Leaves out what DeepSpeed's pipeline engine does not take: virtual stages, and other recompute of layers than a uniform one,
     before which --checkpoint-activations goes.  [megatron/model/gpt_model.py, GPTModelPipe; transformer.py]"""
-    if found.get("checkpoint_activations"):
-        for one in ("recompute_activations", "recompute_granularity", "recompute_method"):
-            found.pop(one, None)
+    _older_recompute(found)
+    if str(found.pop("use_fused_sdpa", "")).lower() in ("true", "1"):  # of Habana's fork, which keeps no scores either
+        found.setdefault("use_flash_attn", True)
     if not _has_stages(found):
         return
     lost = [one for one in VIRTUAL if found.get(one)]
@@ -73,6 +73,22 @@ def of_pipeline_engine(found: Arguments) -> None:
     for one in lost:
         what = f"{found.spelled(one)} {found.pop(one)}: not taken by DeepSpeed's pipeline engine, nor by the plan"
         found.notes.append(f"{what}{UNIFORM if one == 'recompute_granularity' else ''}")
+
+
+def _older_recompute(found: Arguments) -> None:
+    """Lets --checkpoint-activations go before Megatron's later words, in a granularity of its own that Habana's fork has: selective
+    stands alone, full does nothing without it.  [Habana, megatron/model/transformer.py, checkpoint_core_attention]"""
+    whole, own = found.get("checkpoint_activations"), found.pop("checkpoint_activations_granularity", None)
+    if not whole and own != "selective":
+        unused = f"--checkpoint-activations-granularity {own} does nothing without --checkpoint-activations"
+        found.notes += [unused] * (own is not None and not found.dumped)
+        return
+    kept = {"recompute_granularity": own or "full", "recompute_method": "uniform", "recompute_activations": False}
+    given = {one: value for one in kept if (value := found.pop(one, None)) not in (None, kept[one])}
+    if own == "selective":
+        found["recompute_granularity"] = own
+    before = "--checkpoint-activations" + f"-granularity {own}" * (own is not None)
+    found.notes += [f"{found.spelled(one)} {value}: dropped, {before} goes before it" for one, value in given.items()]
 
 
 UNIFORM = ", so no layer is recomputed; --recompute-method uniform or --checkpoint-activations does it"

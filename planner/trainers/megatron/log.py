@@ -114,7 +114,8 @@ def _recompute(arguments: Settings) -> str | None:
     """The text of a row: none, full, N layers full, or selective with its modules."""
     kind = arguments.get("recompute_granularity")
     if kind is None:
-        return "full" if arguments.value("checkpoint_activations") else None
+        own = arguments.get("checkpoint_activations_granularity")  # of Habana's fork
+        return own if own == "selective" else "full" if arguments.value("checkpoint_activations") else None
     layers = arguments.value("recompute_num_layers")
     if kind == "full":
         return f"{layers} layers full" if arguments.get("recompute_method") == "block" and layers else "full"

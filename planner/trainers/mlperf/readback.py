@@ -12,7 +12,7 @@ from planner.model import load_model
 from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
-from planner.trainers.mlperf import systems, words
+from planner.trainers.mlperf import rounds, systems, words
 from planner.trainers.mlperf.words import true
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -80,7 +80,7 @@ def read(path: Path, given: Given) -> Reading:
     said = given if given.model or not model else dataclasses.replace(given, model=words.with_layers(values, load_model(model)))
     if lora and not values.keys() & set(FROZEN):
         values |= {key.upper(): values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
-    strangers = words.strangers(values, script.variables.values, arguments)
+    strangers = words.strangers(values, words.handed_on(script), arguments)
     sizes = words.other_sizes(values, said.spec()) if said.model and given.model is None else []
     questions = [*_questions(script, values, said, length, lora), *words.questions(values, strangers, lora), *sizes]
     staged = values.get("PIPELINE_MODEL_PARALLEL", "1") not in ("", "1")
@@ -107,16 +107,17 @@ def read(path: Path, given: Given) -> Reading:
     reading = _noted(_on(reading_of(found, said), *systems.hardware(path, values, each)), values, script, place, bool(mapped))
     reading = dataclasses.replace(reading, unread=(*reading.unread, *words.unread(values, strangers, lora)))
     if not lora:
-        on = words.fp8_attention(values)
-        return dataclasses.replace(reading, trainer=spell(reading.trainer, {"fp8_attention": "on"})) if on else reading
+        on = {"fp8_attention": "on"} if words.fp8_attention(values) else {}
+        return rounds.on_version(dataclasses.replace(reading, trainer=spell(reading.trainer, on)), path)
     frozen = "fp8" if any(true(values.get(name)) for name in FROZEN[:2]) else "bf16"
     frozen = "nvfp4" if words.frozen_in_four_bits(values) else frozen
     unread = tuple(one for one in reading.unread if "fp8-param" not in one)
     rank = values.get("LORA_DIM", "")
-    return dataclasses.replace(
+    reading = dataclasses.replace(
         reading, trainer=_of_adapters(reading, values), lora_rank=int(rank) if re.fullmatch(r"\d{1,4}", rank) else RANK,
         lora_targets="attention", frozen_weights=frozen, unread=unread,
     )  # fmt: skip
+    return rounds.on_version(reading, path)
 
 
 def _noted(reading: Reading, values: dict[str, str], script: Script, place: str, mapped: bool) -> Reading:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.shell import is_open
+from planner.trainers.reading.shell import Script, is_open
 
 ATTENTION = ("FP8_DPA", "NVTE_DPA_FP8_RECIPE")
 FOUR_BITS = ("PRE_QUANTIZED_MODEL", "FP4_PARAM")
@@ -96,6 +96,12 @@ def check_recipe(where: str, values: Mapping[str, str]) -> None:
         raise PlannerError(f"{where}: PRECISION is {shown(kind)}; a plan of these benchmarks has bf16 beside 8 and 4 bits")
     if true(values.get("FP4")) and recipe.lower() not in ("", "nvfp4"):
         raise PlannerError(f"{where}: FP4_RECIPE is {shown(recipe)}; a plan knows nvfp4")
+
+
+def handed_on(script: Script) -> list[str]:
+    """Variables that a script writes, without degrees that a configuration which exports and starts nothing only counts with."""
+    helps = bool(script.exported) and not script.commands
+    return [one for one in script.variables.values if not (helps and DEGREE.fullmatch(one) and one not in script.exported)]
 
 
 def strangers(values: Mapping[str, str], written: Collection[str], known: Collection[str]) -> list[str]:

@@ -30,6 +30,10 @@ USUAL_STARCODER = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_
 KIND = re.compile(r"is_\w+_config")
 KINDS = {"is_llama_config", "is_qwen2_config", "is_llamoe_config", "is_mistral_config"}
 """Switches of its architectures, and those whose layers are read as Llama's, Qwen2's or Mixtral's."""
+LOSS = re.compile(r"(use_)?loss(_(?!.*(mtp|teacher|distil))\w+)?|use_\w+_loss")
+"""Words of forks that say which loss it is and how it is calculated: no layers."""
+CROSS_ENTROPY = re.compile(r"(?i)(vocab\w*_|sharded_?|parallel_)*(cross_?entropy|ce)(_?loss)?|mean|sum")
+"""The loss that is priced, or its reduction, as such words say it."""
 KERNELS = ("flash_attention_2", "sdpa", "flex_attention")
 """Attention that never stores scores, on one context parallel rank."""
 
@@ -37,15 +41,34 @@ KERNELS = ("flash_attention_2", "sdpa", "flex_attention")
 def own_layers(model: Mapping[str, Any], given: Given) -> tuple[Question, ...]:
     """What is asked about words of the model that nanotron's own do not have: its reader refuses such keys, so a fork has them."""
     sizes = model.get("model_config")
-    star = isinstance(sizes, Mapping) and sizes.get("is_starcoder2_config")
-    known = f"{MODEL_WORDS}|{STARCODER_WORDS}" if star else MODEL_WORDS
-    words = [str(name) for name, value in (sizes.items() if isinstance(sizes, Mapping) else ()) if value not in (None, False)]
+    said = {str(name): value for name, value in sizes.items()} if isinstance(sizes, Mapping) else {}
+    known = f"{MODEL_WORDS}|{STARCODER_WORDS}" if said.get("is_starcoder2_config") else MODEL_WORDS
+    words = [name for name, value in said.items() if value not in (None, False) and not re.fullmatch(known, name)]
+    loss = [one for one in words if LOSS.fullmatch(one)]
     read = (*KINDS, "is_starcoder2_config", "is_mamba_config")
-    odd = [one for one in words if not re.fullmatch(known, one) or (KIND.fullmatch(one) and one not in read)]
-    if not odd or given.model is not None:
-        return ()
+    odd = [one for one in words if one not in loss]
+    odd += [name for name, value in said.items() if value and KIND.fullmatch(name) and name not in read]
     about = f"layers of this fork: model_config has {', '.join(shown(one) for one in odd[:3])}; a model that is like it"
-    return (Question(name="--model NAME", about=about),)
+    asked = (Question(name="--model NAME", about=about),) if odd and given.model is None else ()
+    return (*asked, *_losses(said, loss))
+
+
+def _losses(said: Mapping[str, Any], words: list[str]) -> tuple[Question, ...]:
+    """Asks for the loss that is priced in place of a fork's: by the word that names one, by its switches, else by each number."""
+    about = "a loss of this fork, whose buffers are not priced; {} prices cross entropy in its place"
+    named = [one for one, value in said.items() if LOSS.fullmatch(one) and isinstance(value, str | bool)]
+    words = [one for one in named if said[one] and not CROSS_ENTROPY.fullmatch(str(said[one]))] if named else words
+    usual = {one: "cross_entropy" if isinstance(said[one], str) else "false" if named else "null" for one in words}
+    return tuple(Question(name=one, about=about.format(value), choices=(value,)) for one, value in usual.items())
+
+
+def replaced_losses(model: Any, given: Given) -> list[str]:
+    """What a plan says of a fork's loss whose place cross entropy takes, as the user says; ``model``: the section of the file."""
+    sizes = model.get("model_config") if isinstance(model, Mapping) else None
+    own = {str(one): value for one, value in sizes.items() if LOSS.fullmatch(str(one))} if isinstance(sizes, Mapping) else {}
+    said = {one: given.setting(one) or given.setting(f"model.model_config.{one}") for one in own}
+    note = "the file's {} {} is priced as {}: buffers of its own are not in the memory"
+    return [note.format(one, shown(own[one]), value) for one, value in said.items() if value is not None]
 
 
 def model_of(model: Mapping[str, Any], path: Path) -> ModelSpec | None:

@@ -12,7 +12,7 @@ from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.nanotron import WRITES
-from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, rows_of
+from planner.trainers.nanotron.architecture import model_of, notes_of, own_layers, replaced_losses, rows_of
 from planner.trainers.nanotron.program import data_of
 from planner.trainers.nanotron.sections import NOTHING, laid_into, lengths_of, require_priced
 from planner.trainers.reading.commands import launched, with_files
@@ -233,13 +233,14 @@ def _factory(optimizer: Any) -> Mapping[str, Any]:
 
 
 def _stand_in(data: Mapping[str, Any], given: Given) -> list[str]:
-    """What a plan says of a fork's optimizer whose place another takes, as the user says."""
+    """What a plan says of a fork's optimizer and loss whose place others take, as the user says."""
+    losses = replaced_losses(data.get("model"), given)
     name = str(_factory(data.get("optimizer")).get("name") or "adamW")
     said = given.setting("optimizer.optimizer_factory.name")
     if said is None or name.lower() in OPTIMIZERS:
-        return []
+        return losses
     muon = "; muon has one momentum of a matrix where Adam has two states, so optimizer states come out too large"
-    return [f"the file's optimizer {name} is priced as {said}" + muon * (name.lower() == "muon")]
+    return [*losses, f"the file's optimizer {name} is priced as {said}" + muon * (name.lower() == "muon")]
 
 
 def _optimizer(path: Path, optimizer: Mapping[str, Any]) -> str:
