@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,35 @@ def _trees(found: Arguments) -> list[ast.Module]:
 def take_around(found: Arguments) -> None:
     """Takes what lies around a script: what its program says, then the defaults of the Megatron there."""
     _take_program(found)
+    _drop_unread_heads(found)
     take_defaults(found)
     parser = None if found.dumped else tree_or_none(parser_around(found.where))
     _take_assigned(found, [parser] if parser is not None else [], "arguments.py of the Megatron around it")
+
+
+MOST_FILES = 1000
+"""Files of a package of Megatron that are looked through."""
+
+
+def _drop_unread_heads(found: Arguments) -> None:
+    """Takes --num-key-value-heads away where the layers of the package that a program imports read --num-query-groups alone."""
+    heads, program = found.get("num_key_value_heads"), program_file(Path(found.where), found.program) if found.program else None
+    all_of_them = str(heads) == str(found.get("num_attention_heads"))
+    if heads is None or all_of_them or program is None or found.get("group_query_attention"):
+        return
+    names = re.findall(r"^[ \t]*(?:from|import) (\w*megatron\w*)", read_text(program), re.MULTILINE)
+    packages = (up / one for one in dict.fromkeys(names) for up in program.resolve().parents[:4] if (up / one).is_dir())
+    folder = next(packages, None)
+    files = islice(folder.rglob("*.py"), MOST_FILES) if folder is not None else ()
+    texts = [read_text(one) for one in files if one.name not in ("arguments.py", "checkpointing.py")]
+    if folder is not None and any(_GROUPS.search(one) for one in texts) and not any(_HEADS.search(one) for one in texts):
+        del found["num_key_value_heads"]
+        what = "its layers read --num-query-groups under --group-query-attention, and have keys and values for every head"
+        found.notes.append(f"--num-key-value-heads {heads} does nothing in {folder.name}: {what}")
+
+
+_GROUPS = re.compile(r"^[^#\n]*\b(args|config)\.num_query_groups\b", re.MULTILINE)
+_HEADS = re.compile(r"^[^#\n]*\b((args|config)\.num_key_value_heads\b|getattr\(\w+, *.num_key_value_heads)", re.MULTILINE)
 
 
 def _take_program(found: Arguments) -> None:
