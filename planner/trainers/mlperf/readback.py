@@ -225,7 +225,7 @@ def _questions(script: Script, values: dict[str, str], said: Given, length: int,
 
 
 def _named(path: Path) -> str:
-    """GPUs of a node by the file's name: config_DGXH100_64x8x128x4x8.sh has 64 nodes of 8."""
-    found = re.search(r"_\d+x(\d)x", path.name)
+    """GPUs of a node by the file's name: config_DGXH100_64x8x128x4x8.sh has 64 nodes of 8, config_H200x8_NODEx64.sh too."""
+    found = re.search(rf"(?:_\d+|(?:{systems.GPUS}))x(\d)(?=x|_)", path.name)
     return found[1] if found else ""
 
