@@ -43,3 +43,9 @@ def test_fp32_gradients_of_deepspeed_are_told_of_where_16_bits_are_priced(
 def test_flash_attention_in_layers_of_legacy_models_is_told(tmp_path: Path) -> None:
     notes = read(_run(tmp_path, "--bf16 --use-legacy-models --use-flash-attn")).notes
     assert any(one.startswith("layers are Megatron's own with flash attention, priced as Transformer Engine's") for one in notes)
+
+
+def test_quoted_words_before_a_program_may_say_its_processes(tmp_path: Path) -> None:
+    script = _run(tmp_path, "--bf16").read_text()
+    found = read(written(tmp_path, script.replace("--nproc_per_node 8", "'$LAUNCH'"), "run.sh"))
+    assert found.num_gpus is None and not any("starts one process" in one for one in found.notes)

@@ -57,27 +57,24 @@ def take_around(found: Arguments) -> None:
 
 MOST_FILES = 1000
 """Files of a package of Megatron that are looked through."""
+READ = r"^[^#\n]*(?:\b(?:args|config)\.|getattr\(\w+, *.){}\b"
+"""A line of a layer that reads an argument."""
 
 
 def _drop_unread_heads(found: Arguments) -> None:
     """Takes --num-key-value-heads away where the layers of the package that a program imports read --num-query-groups alone."""
     heads, program = found.get("num_key_value_heads"), program_file(Path(found.where), found.program) if found.program else None
-    all_of_them = str(heads) == str(found.get("num_attention_heads"))
-    if heads is None or all_of_them or program is None or found.get("group_query_attention"):
+    if heads in (None, found.get("num_attention_heads")) or program is None or found.get("group_query_attention"):
         return
     names = re.findall(r"^[ \t]*(?:from|import) (\w*megatron\w*)", read_text(program), re.MULTILINE)
-    packages = (up / one for one in dict.fromkeys(names) for up in program.resolve().parents[:4] if (up / one).is_dir())
-    folder = next(packages, None)
-    files = islice(folder.rglob("*.py"), MOST_FILES) if folder is not None else ()
-    texts = [read_text(one) for one in files if one.name not in ("arguments.py", "checkpointing.py")]
-    if folder is not None and any(_GROUPS.search(one) for one in texts) and not any(_HEADS.search(one) for one in texts):
+    folder = next((up / one for one in names for up in program.resolve().parents[:4] if (up / one).is_dir()), program / "none")
+    files = [one for one in islice(folder.rglob("*.py"), MOST_FILES) if one.name not in ("arguments.py", "checkpointing.py")]
+    text = "\n".join(one.read_bytes().decode(errors="replace") for one in files)
+    groups, own = (re.search(READ.format(one), text, re.MULTILINE) for one in ("num_query_groups", "num_key_value_heads"))
+    if groups is not None and own is None:
         del found["num_key_value_heads"]
         what = "its layers read --num-query-groups under --group-query-attention, and have keys and values for every head"
         found.notes.append(f"--num-key-value-heads {heads} does nothing in {folder.name}: {what}")
-
-
-_GROUPS = re.compile(r"^[^#\n]*\b(args|config)\.num_query_groups\b", re.MULTILINE)
-_HEADS = re.compile(r"^[^#\n]*\b((args|config)\.num_key_value_heads\b|getattr\(\w+, *.num_key_value_heads)", re.MULTILINE)
 
 
 def _take_program(found: Arguments) -> None:

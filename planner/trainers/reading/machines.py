@@ -142,7 +142,7 @@ def of_modal(path: Path) -> tuple[str | None, int | None, str]:
             calls = [one for one in home.decorator_list if isinstance(one, ast.Call)]
             alone = all(last_name(one.func) != "clustered" for one in calls)
             for value in (one for call in calls for one in keyword(call, "gpu")):
-                card, count = _container(held.get(ast.unparse(value), value))
+                card, count = _container(ast.unparse(held.get(ast.unparse(value), value)))
                 said[card, count if alone else None] = file.name
     (card, count), name = next(iter(said.items())) if len(said) == 1 else (("", None), "")
     try:
@@ -151,18 +151,15 @@ def of_modal(path: Path) -> tuple[str | None, int | None, str]:
         return None, count, name
 
 
-def _container(node: ast.expr) -> tuple[str, int | None]:
-    """(Card, number) of what Modal is asked for: "H100:4", modal.gpu.A100(size="80GB", count=2), the first of a list."""
-    if isinstance(node, ast.List | ast.Tuple) and node.elts:
-        return _container(node.elts[0])
-    if isinstance(node, ast.Call):
-        size, count = ([ast.unparse(one).strip("'") for one in keyword(node, word)] for word in ("size", "count"))
-        text = f"{'-'.join([last_name(node.func), *size])}:{'1' if not count else count[0]}"
-    else:
-        text = ast.unparse(node).lstrip("f").strip("'\"")
-    found = re.fullmatch(r"([\w-]+)!?(?::(.+))?", text)
-    number = (found[2] or "1") if found is not None and isinstance(node, ast.Constant | ast.Call | ast.JoinedStr) else ""
-    return (found[1], int(number) if number.isdecimal() else None) if found is not None and number else ("", None)
+def _container(text: str) -> tuple[str, int | None]:
+    """(Card, number) of what Modal is asked for: 'H100:4', modal.gpu.A100(size='80GB', count=2), the first of a list."""
+    text = text.strip("[]()").split("', ")[0] if text[:1] in "[(" else text
+    card, size = re.search(r"^f?'([\w-]+)|\bgpu\.(\w+)", text), re.search(r"size='(\w+)'", text)
+    count = re.search(r"(?:count=|:)([^,')]+)", text)
+    if card is None:
+        return "", None
+    name, number = (card[1] or card[2]) + (f"-{size[1]}" if size else ""), count[1] if count else "1"
+    return name, int(number) if number.isdecimal() else None
 
 
 def on_modal(path: Path, found: Reading) -> Reading:

@@ -256,12 +256,9 @@ MOST_FILES = 20_000
 
 def in_project(path: Path, name: str) -> Path | None:
     """The one file of a project with that end, of a folder and a name at least: what an image or a chart puts in another place."""
-    end = Path(name).parts[-2:]
-    if len(end) < 2 or ".." in end or len(name) > 200 or "\0" in name:
-        return None
-    above = list(path.resolve().parents)[:8]
+    end, above = Path(name).parts[-2:], list(path.resolve().parents)[:8]
     root = next((one for one in above if (one / ".git").exists() or (one / "LICENSE").exists()), None)
-    found = [one for one in _programs(root) if one.parts[-2:] == end] if root is not None else []
+    found = [one for one in _programs(root) if one.parts[-2:] == end] if root is not None and len(end) == 2 else []
     return found[0] if len(found) == 1 else None
 
 

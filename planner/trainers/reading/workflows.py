@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,20 +41,25 @@ def script_of(path: Path) -> Path | None:
             data = library.parse_yaml(text, str(path)) if any(f"{one}:" in text for one in RUNS) else {}
         except PlannerError:
             return None
-        texts = [one for one in dict.fromkeys(_commands(data)) if STARTS.search(one)]
-        before = "\n".join(_before(data)) if texts else ""
-        if texts and (lines := _on_its_nodes(data, "\n".join(texts), before)):
+        parts = list(islice(_mappings(data), MOST))
+        texts = [one for one in dict.fromkeys(_commands(parts)) if STARTS.search(one)]
+        before = "\n".join(str(one) for name in BEFORE for part in parts for one in _listed(part.get(name))) if texts else ""
+        if texts and (lines := _on_its_nodes(parts, "\n".join(texts), before)):
             script = Written(f"{path}.sh")
-            text = "\n".join(["#!/bin/bash", *_variables(data), before, lines, ""])
+            text = "\n".join(["#!/bin/bash", *_variables(parts), before, lines, ""])
             script.text = re.sub(r"(?<!\$)\{\{[^{}]*\}\}", lambda one: re.sub(r"\s", "", one[0]), text)  # one word of a template
             return script
     return None
 
 
-def _on_its_nodes(data: Mapping[str, Any], lines: str, before: str) -> str:
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
+
+
+def _on_its_nodes(parts: Sequence[Mapping[str, Any]], lines: str, before: str) -> str:
     """The commands as a job of Kubernetes runs them, which tells torchrun how many nodes there are, and how many GPUs one has; '' =
     that is not known."""
-    nodes, each, told = _pods(data)
+    nodes, each, told = _pods(parts)
     text = f"{before}\n{lines}"
     said = re.search(r"nnodes|num_machines|num_nodes|hostfile", text) is not None
     if nodes > 1 and not said and told != "nnodes" and not (told and "torchrun " in lines):
@@ -63,17 +68,18 @@ def _on_its_nodes(data: Mapping[str, Any], lines: str, before: str) -> str:
     return lines.replace("torchrun ", given + f"--nproc_per_node {each} " * bool(told and each and "nproc" not in text))
 
 
-def _pods(data: Mapping[str, Any]) -> tuple[int, int | None, str]:
+def _numbers(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[int]:
+    """Whole numbers under some keys, in the order of the file."""
+    return [int(part[one]) for part in parts for one in names if re.fullmatch(r"[1-9]\d{0,3}", str(part.get(one)))]
+
+
+def _pods(parts: Sequence[Mapping[str, Any]]) -> tuple[int, int | None, str]:
     """(Nodes of a job, processes of one, None = that is open, the key by which an operator of PyTorchJob or a chart over it tells
     torchrun of both, '' = nothing does)."""
-    parts = list(islice(_mappings(data), MOST))
-    counts, charts, own, seen = (
-        [int(part[name]) for part in parts for name in names if re.fullmatch(r"[1-9]\d{0,3}", str(part.get(name)))]
-        for names in (COUNTS, ("nnodes",), ("nproc_per_node", "nprocPerNode"), GPUS)
-    )
+    counts, charts = _numbers(parts, COUNTS), _numbers(parts, ("nnodes",))
     told = "replicas" if any("pytorchReplicaSpecs" in part for part in parts) else "nnodes" if charts and not counts else ""
     nodes = sum(counts) if told == "replicas" else max(counts or charts, default=1)
-    each = {*own} or {*seen}
+    each = {*_numbers(parts, ("nproc_per_node", "nprocPerNode"))} or {*_numbers(parts, GPUS)}
     return nodes, min(each) if len(each) == 1 else None, told
 
 
@@ -85,9 +91,9 @@ def _mappings(node: Any) -> Iterator[Mapping[str, Any]]:
         yield from _mappings(one)
 
 
-def _commands(data: Any) -> Iterator[str]:
+def _commands(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Commands in the order of the file: blocks of lines, lists of lines, and lists of words, of which 'sh -c' runs the last."""
-    for part in islice(_mappings(data), MOST):
+    for part in parts:
         words = [str(one) for name in ("command", "args") if isinstance(part.get(name), list) for one in part[name]]
         if words:
             shell = any(re.fullmatch(r"-\w*c", one) for one in words[:4])
@@ -101,18 +107,10 @@ def _commands(data: Any) -> Iterator[str]:
                 yield "\n".join(map(str, part[name]))
 
 
-def _before(data: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that run before the command in its shell."""
-    for name in BEFORE:
-        for part in islice(_mappings(data), MOST):
-            value = part.get(name)
-            yield from (str(one) for one in (value if isinstance(value, list) else [value] if isinstance(value, str) else ()))
-
-
-def _said(data: Mapping[str, Any]) -> dict[str, str]:
+def _said(parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Variables that the file says, as a mapping, as a list of names with values or of A=b; not those that differ between parts."""
     found: dict[str, set[str]] = {}
-    for value in (part[name] for part in islice(_mappings(data), MOST) for name in SAYS if name in part):
+    for value in (part[name] for part in parts for name in SAYS if name in part):
         pairs: list[Any] = list(value.items()) if isinstance(value, Mapping) else []
         for one in value if isinstance(value, list) else ():
             pairs.append((one.get("name"), one.get("value")) if isinstance(one, Mapping) else str(one).partition("=")[::2])
@@ -122,17 +120,15 @@ def _said(data: Mapping[str, Any]) -> dict[str, str]:
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
-def _variables(data: Mapping[str, Any]) -> Iterator[str]:
-    """What the task says of the shell's variables, and of its nodes as SkyPilot tells them."""
-    for name, value in _said(data).items():
-        yield f"export {name}={shlex.quote(value)}"
-    count, processes, told = _pods(data)
-    seen = {str(part[name]) for part in islice(_mappings(data), MOST) for name in GPUS if name in part}
-    if len(seen) == 1 and re.fullmatch(r"[1-9]\d?", one := seen.pop()):
-        yield f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(int(one))))}"
+def _variables(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the task says of the shell's variables, and of its nodes and GPUs as an operator, a container or SkyPilot tells them."""
+    yield from (f"export {name}={shlex.quote(value)}" for name, value in _said(parts).items())
+    count, processes, told = _pods(parts)
+    if len(seen := {*_numbers(parts, GPUS)}) == 1:
+        yield f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(*seen)))}"
     for name, number in {"NPROC_PER_NODE": processes, "NNODES": count, "NODE_RANK": 0}.items() if told else ():
         yield f"export PET_{name}={number} {name}={number}" if number is not None else ""
-    resources = data.get("resources")
+    data, resources = parts[0], parts[0].get("resources")
     each = re.search(r":(\d+)$", str(resources.get("accelerators", ""))) if isinstance(resources, Mapping) else None
     if each is not None and isinstance(data.get("run"), str):
         nodes = data.get("num_nodes", 1)
