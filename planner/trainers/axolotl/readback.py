@@ -121,7 +121,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     # batch_size is that of a rank: its accumulation is batch_size // micro_batch_size  [utils/config, normalize_config]
     steps = steps or max((given.number("batch_size") or 1) // (micro or 1), 1)
     split, cut = _parallel(given, found, num_gpus)
-    known = named_model(_model(given), given.path)[0]
+    spec = base_weights.spec_of(given, named_model(_model(given), given.path)[0])
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=_model(given), micro_batch_size=micro or 1, accumulation=steps,
         sequence_length=rows, precision=precision, half_weights=precision in ("bf16", "fp8"),
@@ -137,10 +137,10 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         sharding=split, num_gpus=num_gpus, options=_options(given), quiet=QUIET, notes=(
             *(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered), *padded,
             *(OF_A_RANK,) * (given.get("batch_size") is not None and newer(given.path, "axolotl", (0, 3)) is not True),
-            *of_lora_kernels(given, split.kind == "fsdp" and _fsdp_version(given) != 2),
+            *of_lora_kernels(given, split.kind == "fsdp" and _fsdp_version(given) != 2, spec, (micro or 1) * rows),
             *(of_packing("sample_packing", micro or 1, rows) if _masks(given) else ()),
             *_offload_notes(given, offload), *cut, *_kernel_notes(given, split.kind), *notes(given),
-            *of_images(given, spec := base_weights.spec_of(given, known)),
+            *of_images(given, spec),
             *(of_tables(spec) if _leaves_tables(given, split.kind, precision) else ()),
         ),
     ))  # fmt: skip

@@ -137,7 +137,7 @@ OF_ROWS = (0, 7)
 """Version of axolotl that is installed with TRL 0.15.  [requirements.txt]"""
 
 
-def of_lora_kernels(given: Settings, old_fsdp: bool) -> tuple[str, ...]:
+def of_lora_kernels(given: Settings, old_fsdp: bool, model: ModelSpec | None, tokens: int) -> tuple[str, ...]:
     """Note about fused kernels of adapters, which axolotl switches on by itself where nothing is said of them, from 0.10 on without
     lora_dropout and from 0.16 on with it: the MLP's keeps gate, up and its input, and not what torch keeps of each adapter.
     [utils/schemas/config.py: check_auto_enable_lora_kernels]"""
@@ -153,11 +153,18 @@ def of_lora_kernels(given: Settings, old_fsdp: bool) -> tuple[str, ...]:
     if not given.get("adapter") or not (on or by_itself):
         return ()
     kept = given.get("gradient_checkpointing", False) in (False, "false", None)
-    what = "memory comes out too high" if kept else "time comes out too long"
+    names = {"gate_proj", "up_proj", "down_proj"} - {*str(given.get("lora_target_modules")).replace("'", " ").split()}
+    mlp = model is not None and model.gated and not model.is_moe and (by_itself or "lora_mlp_kernel" in on)
+    mlp = mlp and (not names or given.flag("lora_target_linear"))
+    less = 4.0 * tokens * model.ffn_size * model.num_layers / GIB if model is not None and mlp and not given.get(SWIGLU) else 0.0
+    size = f" by {less:.1f} GiB and more" if less else ""  # the activation and the product, which it computes again
+    what = f"memory comes out too high{size}" if kept else "time comes out too long"
     how = f"({', '.join(on)})" if on else f"are on by themselves{release} and"
     return (f"axolotl's fused kernels of adapters {how} are not priced: {what}",)
 
 
+SWIGLU = "liger_glu_activation"
+"""The switch of a kernel that keeps neither by itself."""
 STORED = re.compile(r"(?i)4[-_]?bit|bnb|nf4|gptq|awq")
 """Names of weights that are in few bits already."""
 

@@ -91,7 +91,6 @@ def _over(found: Arguments, given: Given, data: dict[str, Any]) -> None:
     """Replaces arguments by what the engine takes instead."""
     says = deepspeed(data, Path(found.where), "deepspeed_config")
     found.engine = {name: value for name, value in says.fields.items() if name != "zero"}
-    found.notes += says.notes
     off = ("false", "0", "none", "null")
     unread = [one.removeprefix("deepspeed_config: ") for one in says.unread]
     decides = [one for one in unread if DECIDES.fullmatch(one.partition(" = ")[0].lower())]
@@ -110,6 +109,8 @@ def _over(found: Arguments, given: Given, data: dict[str, Any]) -> None:
         found.notes.append(f"{says.precision} by DeepSpeed's configuration, which goes before {before}")
         found.pop(said, None)
         found[says.precision] = True
+    full = found.get("bf16") and stage in ("0", "1")  # BF16_Optimizer, whose fp32 gradients are priced
+    found.notes += [one for one in says.notes if not (full and one.startswith("data_types.grad_accum_dtype"))]
     own = data.get(said)
     if not says.precision and isinstance(own, dict) and own.get("enabled") is False and said not in given.settings:
         about = f"DeepSpeed's configuration turns {said} off, --{said} on: it starts with neither; false is fp32"

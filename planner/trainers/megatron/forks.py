@@ -114,6 +114,8 @@ def translate(found: Arguments, gpus: int | None) -> None:
     if re.match(r"local\b|.*_layer_local", " ".join(map(str, spec)) if isinstance(spec, list) else str(spec)):
         found.setdefault("transformer_impl", "local")
     legacy = any(found.get(one) for one in ("use_legacy_models", *UNTIL_2023))
+    if found.get("use_legacy_models") and found.get("use_flash_attn") and not found.get("deepspeed"):
+        found.notes.append("layers are Megatron's own with flash attention, priced as Transformer Engine's (transformer_impl)")
     if found.get("transformer_impl") == "local" and found.get("use_flash_attn") and (legacy or of_mindspeed(found)):
         del found["transformer_impl"]  # its kernels take the place of local ones  [mindspeed, fusion_attention_feature.py]
     algorithm = found.pop("context_parallel_algo", None)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,32 @@ def _trees(found: Arguments) -> list[ast.Module]:
 def take_around(found: Arguments) -> None:
     """Takes what lies around a script: what its program says, then the defaults of the Megatron there."""
     _take_program(found)
+    _drop_unread_heads(found)
     take_defaults(found)
     parser = None if found.dumped else tree_or_none(parser_around(found.where))
     _take_assigned(found, [parser] if parser is not None else [], "arguments.py of the Megatron around it")
+
+
+MOST_FILES = 1000
+"""Files of a package of Megatron that are looked through."""
+READ = r"^[^#\n]*(?:\b(?:args|config)\.|getattr\(\w+, *.){}\b"
+"""A line of a layer that reads an argument."""
+
+
+def _drop_unread_heads(found: Arguments) -> None:
+    """Takes --num-key-value-heads away where the layers of the package that a program imports read --num-query-groups alone."""
+    heads, program = found.get("num_key_value_heads"), program_file(Path(found.where), found.program) if found.program else None
+    if heads in (None, found.get("num_attention_heads")) or program is None or found.get("group_query_attention"):
+        return
+    names = re.findall(r"^[ \t]*(?:from|import) (\w*megatron\w*)", read_text(program), re.MULTILINE)
+    folder = next((up / one for one in names for up in program.resolve().parents[:4] if (up / one).is_dir()), program / "none")
+    files = [one for one in islice(folder.rglob("*.py"), MOST_FILES) if one.name not in ("arguments.py", "checkpointing.py")]
+    text = "\n".join(one.read_bytes().decode(errors="replace") for one in files)
+    groups, own = (re.search(READ.format(one), text, re.MULTILINE) for one in ("num_query_groups", "num_key_value_heads"))
+    if groups is not None and own is None:
+        del found["num_key_value_heads"]
+        what = "its layers read --num-query-groups under --group-query-attention, and have keys and values for every head"
+        found.notes.append(f"--num-key-value-heads {heads} does nothing in {folder.name}: {what}")
 
 
 def _take_program(found: Arguments) -> None:

@@ -33,10 +33,10 @@ from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import (
     STATE_TYPES,
     has_fsdp,
-    of_units,
     optimizer_of,
     precision_of,
     trainer_of,
+    units_at_once,
     zero_of,
 )
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -392,9 +392,7 @@ def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int]) -> di
     of_rank = found.pop("enable_recompute_layers_per_pp_rank", None)  # of MindSpeed
     layers = found.number("recompute_num_layers", 1) * (1 if of_rank else layout["vpp"])
     if not block and found.number("recompute_num_layers") > 1:
-        tokens = found.number("seq_length") * found.number("micro_batch_size", 1) / layout["tp"] / layout["cp"]
-        unit = min(found.number("recompute_num_layers"), -(-model.num_layers // layout["pp"] // layout["vpp"]))
-        found.notes += [of_units(unit, 34.0 * tokens * model.hidden_size)] * (unit > 1)  # [Korthikanti 2022, equation 2]
+        found.notes += units_at_once(found, model, layout)
     most = -(-model.num_layers // layout["pp"])
     covered = block and layers < max(most, layout["first_stage_layers"])
     return {"recompute": int(Recompute.FULL), "recompute_layers": layers if covered else 0}

@@ -234,7 +234,7 @@ def one_process(words: Sequence[str]) -> bool:
         return False
     until = next((i for i, word in enumerate(words) if i > place and _PROGRAM.fullmatch(word)), len(words))
     own = words[place + 1 : until]
-    return until < len(words) and not any(is_open(word) or re.match(r"--?nproc", word) for word in own)
+    return until < len(words) and not any(is_open(word) or re.match(r"--?nproc|\$", word) for word in own)
 
 
 def alone(command: Command) -> bool:

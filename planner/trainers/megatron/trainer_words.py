@@ -1,5 +1,6 @@
 """Which trainer of the library arguments of Megatron-LM ask for, and with which options, optimizer and precision."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from planner.errors import PlannerError, shown
@@ -296,9 +297,22 @@ def precision_of(found: Arguments) -> str:
     return "fp16" if found.get("fp16") else "bf16" if found.get("bf16") else "fp32"
 
 
-def of_units(layers: int, each: float = 0.0) -> str:
-    """Note about uniform recompute of several ``layers`` at once, whose activations of ``each`` in bytes are there together.
-    [megatron/core/transformer/transformer_block.py: _checkpointed_forward]"""
+def of_units(layers: int, each: float = 0.0, kept: float = 0.0) -> str:
+    """Note about uniform recompute of several ``layers`` at once, whose activations of ``each`` in bytes are there together, and
+    between which ``kept`` bytes of inputs are not.  [megatron/core/transformer/transformer_block.py: _checkpointed_forward]"""
     by = f" by up to {(layers - 1) * each / GIB:.1f} GiB" if each else ""
+    high = f" by up to {kept / GIB:.1f} GiB" if kept else ""
     what = f"full recompute in units of {layers} layers is taken as unit by unit: the backward pass has the activations of all"
-    return f"{what} {layers} at once, so that memory comes out too low{by}"
+    return f"{what} {layers} at once, memory comes out too low{by}, and only one input of each {layers} is kept: too high{high}"
+
+
+def units_at_once(found: Arguments, model: ModelSpec, layout: Mapping[str, int]) -> list[str]:
+    """That note with its sizes on the first stage.  [Korthikanti 2022, equations 1, 2 and 4]"""
+    pp, vpp, tp = layout["pp"], layout["vpp"], layout["tp"]
+    layers = -(-model.num_layers // pp // vpp)
+    unit = min(found.number("recompute_num_layers"), layers)
+    whole = 1.0 / tp if found.get("sequence_parallel") else 1.0  # what tensor parallelism alone does not split
+    one = found.number("seq_length") * found.number("micro_batch_size", 1) / layout["cp"] * model.hidden_size
+    chunks = pp if vpp == 1 else pp * vpp + pp - 1  # in flight
+    kept = (layers + -layers // unit) * chunks * 2.0 * one * whole if unit else 0.0
+    return [of_units(unit, (10.0 * whole + 24.0 / tp) * one, kept)] * (unit > 1)

@@ -18,6 +18,7 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.shell import Script, evaluate, is_open, roots
 from planner.trainers.reading.values import read_text, whole_number
+from planner.units import GIB
 
 BENCHMARKS = {
     r"llama31_405b|llama3\.1.405b": ("llama-3.1-405b", 8192), r"llama31_8b": ("llama-3.1-8b", 8192),
@@ -125,6 +126,10 @@ def _noted(reading: Reading, values: dict[str, str], script: Script, place: str,
     notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
     notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
     notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
+    if "gpt3" in place and (spec := reading.model) is not None:  # whose optimizer is that of Apex  [nemo, megatron_base_model.py]
+        more = 2.0 * (spec.vocab_size / reading.fields["tp"] + spec.num_position_embeddings) * spec.hidden_size
+        what = f"memory comes out too low by some {more / GIB:.1f} GiB on the first stage"
+        notes.append(f"rows of the vocabulary are padded to 128 x TP, and gradients of embeddings are in fp32: {what}")
     notes = [*reading.notes, *notes, *words.notes(values, reading.model)]
     return dataclasses.replace(reading, notes=tuple(notes))
 
@@ -226,7 +231,7 @@ def _questions(script: Script, values: dict[str, str], said: Given, length: int,
 
 
 def _named(path: Path) -> str:
-    """GPUs of a node by the file's name: config_DGXH100_64x8x128x4x8.sh has 64 nodes of 8."""
-    found = re.search(r"_\d+x(\d)x", path.name)
+    """GPUs of a node by the file's name: config_DGXH100_64x8x128x4x8.sh has 64 nodes of 8, config_H200x8_NODEx64.sh too."""
+    found = re.search(rf"(?:_\d+|(?:{systems.GPUS}))x(\d)(?=x|_)", path.name)
     return found[1] if found else ""
 

@@ -10,7 +10,8 @@ from planner.trainers.reading.given import Question
 
 GPUS = "L40S|A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
 NAMED = re.compile(
-    rf"(?<![a-z])(?:\d+x)*(?:(DGX|HGX)|(NVLink|NVL|PCIe|SXM)\d?[-_ ]?)?({GPUS})(?![a-z0-9])(?:[-_ ](NVL|PCIE|SXM)\d?(?![a-z]))?",
+    rf"(?<![a-z])(?:\d+x)*(?:(DGX|HGX)|(NVLink|NVL|PCIe|SXM)\d?[-_ ]?)?({GPUS})(?=x\d|[^a-z0-9]|$)"
+    r"(?:[-_ ](NVL|PCIE|SXM)\d?(?![a-z]))?",
     re.IGNORECASE,
 )
 """A machine or a form before the name of a GPU, the name, and a form after it."""

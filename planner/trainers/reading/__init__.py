@@ -19,7 +19,7 @@ from planner.trainers.reading.given import (
     Question,
     ask,
 )
-from planner.trainers.reading.machines import by_batch, other_machines
+from planner.trainers.reading.machines import by_batch, of_modal, on_modal, other_machines
 from planner.trainers.reading.programs import MOST_PROGRAMS, program_file, started_with, starts_a_trainer, trains_with
 from planner.trainers.reading.python_text import shell_of_cells
 from planner.trainers.reading.settings import beside
@@ -42,7 +42,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     text = read_text(path)
     if written := OWN_FILE.search(text):
         raise PlannerError(library.other_kind(written[1], str(path)))
-    said = _counted(path, text, given or Given())
+    said = given or Given()
+    said = _counted(path, text, said if said.num_gpus else dataclasses.replace(said, num_gpus=of_modal(path)[1]))
     said.used.update(name for name, value in said.settings.items() if value == "false" and _named(name, text))
     commands = _commands(path, text, said)
     if filled := _by_its_file(commands, said):
@@ -230,7 +231,7 @@ def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given
         if said.questions:
             ask(str(path), said.questions)
         raise
-    found = by_batch(path, compared(path, reader, said, found))
+    found = on_modal(path, by_batch(path, compared(path, reader, said, found)))
     questions = _once([*said.questions, *found.questions])
     refuse_what_stays(path, said, questions)
     text = read_text(path)

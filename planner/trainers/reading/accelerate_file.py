@@ -14,6 +14,8 @@ from planner.trainers.reading.guides import guide
 from planner.trainers.reading.launch_options import overlaid
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.sharding import BUCKET, Sharding, deepspeed, from_arguments, fsdp_section, on_host
+from planner.trainers.reading.shell.text import is_open
+from planner.trainers.reading.values import Written
 
 OR_SAY = (
     "or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or --set fsdp=no_shard where every GPU holds the whole model"
@@ -26,6 +28,19 @@ QUIET_ACCELERATE = re.compile(
     r"|sync_module_states|use_orig_params|cpu_ram_efficient_loading|min_num_params|mixed_precision_policy)|dynamo_config\..*"
     r"|parallelism_config\.parallelism_config_(\w+_backend|\w+_strategy|sp_\w+|cp_\w+)|megatron_lm_config.megatron_lm_gradient_clipping|commands|command_file|tpu_name|tpu_zone"
 )
+
+
+_OF_THE_NODE = re.compile(r"^[ \t]*(num_|main_|machine_rank)\w*:.*", re.MULTILINE)
+
+
+def file_of(path: Path, name: str, documents: Mapping[str, str]) -> Path | None:
+    """The configuration that a command names: the one that its script writes before, else one beside it. What it leaves open of
+    nodes and processes is not said; None = not there, or more of it is open."""
+    if (text := documents.get(name, documents.get(name.removeprefix("./")))) is None:
+        return beside(path, name)
+    made = Written(path.parent / Path(name).name)
+    made.text = _OF_THE_NODE.sub(lambda line: "" if is_open(line[0]) else line[0], text)
+    return None if is_open(made.text) else made
 
 
 def accelerate(path: Path, options: Mapping[str, list[str]] = MappingProxyType({}), said: Given | None = None) -> Sharding:

@@ -11,7 +11,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
-from planner.trainers.reading.accelerate_file import accelerate, of_accelerate
+from planner.trainers.reading.accelerate_file import accelerate, file_of, of_accelerate
 from planner.trainers.reading.given import (
     CONFIG_FILE,
     MODEL_OF_FILE,
@@ -189,7 +189,7 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
         settings.setdefault("use_cpu", True)
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
-        program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said),
+        program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings, said, script),
         num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
         environment={one: script.variables.text(one) or text for one, text in script.exported.items()},
         open_gpus=is_open(launcher.text("nproc_per_node") or ""),
@@ -304,12 +304,12 @@ SHARDS = ("deepspeed", "fsdp", "fsdp_config")
 """Arguments of the program itself that shard it, whatever its launcher says."""
 
 
-def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any], said: Given) -> Sharding | None:
+def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any], said: Given, script: Script) -> Sharding | None:
     """What options of accelerate say."""
     file, kinds = launcher.text("config_file"), {"use_deepspeed", "zero_stage", "deepspeed_config_file"} & launcher.given.keys()
     named = launcher.text("deepspeed_config_file")
     if file is not None:
-        there = None if is_open(file) else beside(path, file)
+        there = None if is_open(file) else file_of(path, file, dict(script.documents))
         if there is None:
             settings.setdefault("accelerate", shown_text(file))
             return None

@@ -1,5 +1,6 @@
 """Machines other than GPUs, by the words of a file of any trainer: what is to be said of a plan that prices GPUs in their place."""
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from planner.errors import PlannerError
 from planner.hardware.names import profile_named
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import OtherMachineError
+from planner.trainers.reading.python_text import keyword, last_name, tree_or_none
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.starting import batch_options
 from planner.trainers.reading.values import read_text
@@ -120,3 +122,50 @@ def require_gpus(given: Settings) -> None:
         if given.flag(name):
             what = f"it trains on {'Apple GPUs' if 'mps' in name else 'CPUs'}, which no plan is for"
             raise OtherMachineError(f"{given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
+
+
+_TRAINS = re.compile(r"\.train\(|Trainer\(|\b(axolotl|torchrun|accelerate|deepspeed|tune run|llamafactory-cli)\b")
+
+
+def of_modal(path: Path) -> tuple[str | None, int | None, str]:
+    """(Profile, GPUs, the program that says them) of the container that Modal runs a training in, @app.function(gpu="H100:4"): of
+    a program, or of one that names a file of settings, next to it or above; where two differ none."""
+    folder = path.resolve().parent
+    near = sorted([*folder.glob("*.py"), *folder.parent.glob("*.py")])[:MOST_BESIDE] if path.suffix in _SETTINGS else []
+    files = [path] if path.suffix == ".py" else [one for one in near if one.is_file() and path.name.encode() in one.read_bytes()]
+    said: dict[tuple[str, int | None], str] = {}
+    for file in (one for one in files if b"modal" in one.read_bytes()):
+        tree = tree_or_none(file) or ast.Module(body=[], type_ignores=[])
+        held = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
+        homes = (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.decorator_list)
+        for home in (one for one in homes if _TRAINS.search(ast.unparse(one))):
+            calls = [one for one in home.decorator_list if isinstance(one, ast.Call)]
+            alone = all(last_name(one.func) != "clustered" for one in calls)
+            for value in (one for call in calls for one in keyword(call, "gpu")):
+                card, count = _container(ast.unparse(held.get(ast.unparse(value), value)))
+                said[card, count if alone else None] = file.name
+    (card, count), name = next(iter(said.items())) if len(said) == 1 else (("", None), "")
+    try:
+        return profile_named(card) if card else None, count, name
+    except PlannerError:
+        return None, count, name
+
+
+def _container(text: str) -> tuple[str, int | None]:
+    """(Card, number) of what Modal is asked for: 'H100:4', modal.gpu.A100(size='80GB', count=2), the first of a list."""
+    text = text.strip("[]()").split("', ")[0] if text[:1] in "[(" else text
+    card, size = re.search(r"^f?'([\w-]+)|\bgpu\.(\w+)", text), re.search(r"size='(\w+)'", text)
+    count = re.search(r"(?:count=|:)([^,')]+)", text)
+    if card is None:
+        return "", None
+    name, number = (card[1] or card[2]) + (f"-{size[1]}" if size else ""), count[1] if count else "1"
+    return name, int(number) if number.isdecimal() else None
+
+
+def on_modal(path: Path, found: Reading) -> Reading:
+    """The reading on the card that Modal is asked for."""
+    card, count, name = of_modal(path)
+    if card is None or found.hardware:
+        return found
+    number = f", which asks Modal for {count}" if count else ", which Modal runs"
+    return replace(found, hardware=card, notes=(*found.notes, f"hardware {card}: by gpu= of {name}{number}"))

@@ -115,7 +115,10 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {name: value for name, value in given.data.items() if name != "deepspeed"}
     if shards_itself(file) and "wrapped" not in own:
         own["shards_itself"] = True
-    if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
+    if file is None and not decided and any(OWN_MODEL.fullmatch(one) for one in given.data):  # its other defaults are its own
+        given.data = {**{name: gap([name]) for name in ("use_peft", "gradient_checkpointing")}, **given.data}
+        given.late += [] if any(one in LENGTHS for one in given.data) else [NEEDED["sequence_length"]]
+    elif file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     by_unsloth = code is not None and any(of_unsloth(one) for one in code.calls("from_pretrained"))
     replaced = of_parser(code) if code is not None and by_unsloth else {}
@@ -130,6 +133,8 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.asked |= set() if code is None else read_by(code, given.data)
 
 
+OWN_MODEL = re.compile(r"(hf_|base_|pretrained_)?model(_id|_path|_dir)?")
+"""Names of programs of one's own for the model: arguments of transformers and TRL have another."""
 HANDS_ON = re.compile(r"\bFast\w*Model\..*\bmax_seq_length=\w+\.max_seq_length\b")
 """A load of unsloth whose length is an argument; None is that of the model.  [unsloth, models/llama.py: from_pretrained]"""
 

@@ -12,10 +12,10 @@ from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.python_text import last_name, tree_of
-from planner.trainers.reading.settings import below, beside, rooted
+from planner.trainers.reading.settings import below, beside, in_project, rooted
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.shell.text import CLOSE, is_open, shown_text
-from planner.trainers.reading.values import read_text
+from planner.trainers.reading.values import Written, read_text
 
 DEEPEST = 6
 """Classes under classes, modules that import modules."""
@@ -37,7 +37,8 @@ def program_file(script: Path, program: str) -> Path | None:
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     file = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
     near = beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or below(script, file)
-    return near or (beside(script, rooted(program), (".py",)) if is_open(program) else None)
+    near = near or (beside(script, rooted(program), (".py",)) if is_open(program) else None)
+    return near or (in_project(script, file) if isinstance(script, Written) else None)
 
 
 def starts_a_trainer(script: Path, commands: str) -> bool:

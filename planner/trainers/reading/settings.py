@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask, value_of
 from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots, shown_text
 from planner.trainers.reading.twice import given_twice
-from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
+from planner.trainers.reading.values import MOST, Written, json_mapping, percent, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
@@ -206,7 +207,7 @@ def file_settings(path: Path, what: str, last: bool = False) -> dict[str, Any]:
     if path.suffix.lower() in JSON:
         return json_mapping(path, read_text(path), what)
     try:
-        return library.read_yaml(path)
+        return library.parse_yaml(path.text, str(path)) if isinstance(path, Written) else library.read_yaml(path)
     except PlannerError as error:
         keys = given_twice(read_text(path)) if "is given twice" in str(error) else []
         if keys and (last or all(_NO_MATTER.fullmatch(one) for one in keys)):
@@ -249,3 +250,18 @@ def below(path: Path, name: str) -> Path | None:
 
 MOST_FOLDERS = 100
 """Folders next to a script that are looked into."""
+MOST_FILES = 20_000
+"""Files of a project that are looked through."""
+
+
+def in_project(path: Path, name: str) -> Path | None:
+    """The one file of a project with that end, of a folder and a name at least: what an image or a chart puts in another place."""
+    end, above = Path(name).parts[-2:], list(path.resolve().parents)[:8]
+    root = next((one for one in above if (one / ".git").exists() or (one / "LICENSE").exists()), None)
+    found = [one for one in _programs(root) if one.parts[-2:] == end] if root is not None and len(end) == 2 else []
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=8)
+def _programs(root: Path) -> tuple[Path, ...]:
+    return tuple(one for one in islice(root.rglob("*"), MOST_FILES) if one.suffix == ".py")

@@ -74,6 +74,13 @@ UPLOADS = re.compile(r"(?i)(-unsloth)?-bnb-4bit$")
 """The end of a name of unsloth's own, behind which weights lie in 4 bits."""
 
 
+DYNAMIC = re.compile(r"(?i)^[\w-]+/(?!.*(?<!unsloth)-bnb-4bit$)")
+OF_UPLOADS = (
+    "4 bits of unsloth are those of its -unsloth-bnb-4bit where there is one, with some linear layers in 16 bits "
+    "(llm_int8_skip_modules of its config.json), priced in 4: memory comes out too low by 1.5 bytes for each of their weights"
+)
+
+
 def loading_of(script: Script, words: Mapping[str, Any], model: Any, notes: list[str]) -> dict[str, Any]:
     """Arguments of a model that unsloth loads: its switches, the configuration of bitsandbytes that goes before them, and the
     upload that it takes in the place of the one that is named.  [unsloth, models/loader.py, loader_utils.py: get_model_name]"""
@@ -94,6 +101,8 @@ def loading_of(script: Script, words: Mapping[str, Any], model: Any, notes: list
     if (whole or four is False) and not eight and UPLOADS.search(name) and words.get("use_exact_model_name") is not True:
         found["model_name_or_path"] = UPLOADS.sub("", name)
         notes.append(f"unsloth loads {found['model_name_or_path']} in 16 bits in the place of {name}: load_in_4bit is false")
+    elif found["load_in_4bit"] is True and DYNAMIC.search(name) and words.get("use_exact_model_name") is not True:
+        notes.append(OF_UPLOADS)
     if words.get("device_map") in ("auto", "balanced", "balanced_low_0"):
         notes.append(f"device_map {words['device_map']} spreads the layers over the GPUs that one process sees; priced on one GPU")
     dtype = words.get("dtype", words.get("torch_dtype"))
