@@ -44,9 +44,9 @@ def of_model(model: ModelSpec | None, said: Any, targets: str, rank: int) -> tup
     return tuple(notes)
 
 
-def of_joint_layers(model: ModelSpec | None, name: str, targets: str, rank: int) -> tuple[str, ...]:
+def of_joint_layers(model: ModelSpec | None, name: str | None, targets: str, rank: int) -> tuple[str, ...]:
     """Note about layers of a model that are several in one, which PEFT gives one adapter and a plan as many as they stand for."""
-    joint = num_joint_layers(model, name) if model is not None else 0
+    joint = num_joint_layers(model, name or "") if model is not None else 0
     if model is None or not joint or not rank or model.is_mla:
         return ()
     apart = joint if targets == "all" and model.gated else 2
