@@ -6,7 +6,7 @@ import pytest
 from import_files import written
 
 from planner.trainers.reading import read
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 MODEL = "--num-layers $LAYERS --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 \\\n  "
 MODEL += "--micro-batch-size 2 --global-batch-size 256 --vocab-size 32000 --bf16 --use-distributed-optimizer\n"
@@ -56,3 +56,13 @@ def test_variables_of_export_are_set_for_the_script_alone(tmp_path: Path) -> Non
 
 def test_nodes_that_nobody_says_are_not_those_of_the_script(tmp_path: Path) -> None:
     assert _gpus(tmp_path, "sbatch -N $NODES train.sh") is None
+
+
+def test_gpus_are_asked_for_with_those_of_a_node(tmp_path: Path) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n'
+    written(tmp_path, f"{text}[parallelism]\ndata_parallel_shard_degree = -1\n", "small.toml")
+    start = "torchrun --nnodes=$NODES --nproc_per_node=EACH -m torchtitan.train --job.config_file small.toml\n"
+    for each, said in (("4", "a multiple of 4"), ("1", "is -1")):
+        with pytest.raises(OpenQuestionsError) as caught:
+            read(written(tmp_path, start.replace("EACH", each), "start.sh"), None, Given())
+        assert next(one.about for one in caught.value.questions if one.name == "--gpus N").endswith(said)
