@@ -55,3 +55,36 @@ def test_a_switch_of_the_precision_whose_default_is_not_read_is_asked_for(tmp_pa
 
 def test_frozen_layers_in_half_are_said_to_change_memory_too(tmp_path: Path) -> None:
     assert "memory too high where the trainer has bf16 on" in " ".join(_read(tmp_path, "field(default=False)").notes)
+
+
+OVER = """
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from dataclasses import dataclass
+
+@dataclass
+class Own(TrainingArguments):
+    model_name_or_path: str = HfArg(default=None)
+    bf16: bool = HfArg(default=True)
+    lora: bool = HfArg(default=False)
+    qlora: bool = HfArg(default=False)
+
+args = HfArgumentParser(Own).parse_args_into_dataclasses()[0]
+if args.qlora:
+    args.lora = True
+bits = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, quantization_config=bits if args.qlora else None)
+if args.lora:
+    model = prepare_model_for_kbit_training(model)
+    model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "v_proj"]))
+Trainer(model=model, args=args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize(("word", "rank", "recompute"), [("--qlora True", 16, 2), ("--lora True", 16, 2), ("", 0, 0)])
+def test_what_a_program_puts_over_a_default_counts(tmp_path: Path, word: str, rank: int, recompute: int) -> None:
+    """Full recompute by prepare_model_for_kbit_training, where adapters are made."""
+    written(tmp_path, OVER, "train.py")
+    start = written(tmp_path, f"{START.rstrip()} {word}\n", "start.sh")
+    found = read(start, None, Given(sequence_length=1024))
+    assert (found.lora_rank or 0, found.fields["recompute"]) == (rank, recompute)
