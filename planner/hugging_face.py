@@ -163,7 +163,9 @@ def _beside_llama(inner: Mapping[str, Any]) -> list[str]:
 
 
 def _constants(reader: Config, kind: str | None, fields: Fields) -> Fields:
-    """Constants of the model, where the file says them all."""
+    """Constants of the model, where the file says them all and a family computes no other scores or rotations."""
+    if table()["families"].get(kind, {}).get("constants") == "none":
+        return {}
     router = {name: kind in kinds.split() for name, kinds in table()["routers"].items()} if fields.get("num_experts") else None
     rotary = fields.get("position", "rope") == "rope"
     data = {"layer_norm_eps": 1e-5, **reader.data} if kind == "opt" else reader.data  # no key: torch.nn.LayerNorm's default

@@ -195,6 +195,23 @@ def test_the_families_read_the_same_without_libyaml() -> None:
     assert yaml.load(text, Loader=yaml.SafeLoader) == yaml.load(text, Loader=yaml.CSafeLoader)
 
 
+GPT_NEO = {"model_type": "gpt_neo", "hidden_size": 2048, "num_layers": 24, "num_heads": 16, "intermediate_size": None,
+           "attention_types": [[["global", "local"], 12]], "window_size": 256}  # fmt: skip
+GPT_J = {"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(("said", "billions", "position", "norms"), [
+    (GPT_NEO, 1.3156, "learned", 2), (GPT_J, 6.0509, "rope", 1), ({**GPT_J, "model_type": "codegen"}, 6.0509, "rope", 1),
+])  # fmt: skip
+def test_decoders_of_eleuther(said: dict[str, Any], billions: float, position: str, norms: int) -> None:
+    """GPT-Neo 1.3B and GPT-J 6B by their model cards; local layers of GPT-Neo compute all scores as well."""
+    sizes = {"vocab_size": 50257, "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+    found = from_hugging_face({**sizes, **said}, name="one")
+    assert (found.position, found.norms_per_layer, found.parallel_attention, found.window) == (position, norms, norms == 1, 0)
+    assert (found.ffn_size, found.constants) == (4 * found.hidden_size, None)
+    assert total_parameters(found) / 1e9 == pytest.approx(billions, abs=0.002)
+
+
 MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "expansion_ratio": 4, "vocab_size": 50432}
 """A configuration of llm-foundry, 2048 tokens long."""
 

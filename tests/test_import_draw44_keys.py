@@ -67,6 +67,8 @@ def _megatron(folder: Path, more: str, **said: str) -> Reading:
     ("--tokenizer-type GPT2BPETokenizer --tensor-model-parallel-size 8", 51200, "51200, 50257, padded to a multiple of 1024"),
     ("--tokenizer-type GPT2BPETokenizer --make-vocab-size-divisible-by 64", 0, "vocabulary: 50257 priced; padded to 50304"),
     ("--tokenizer-type GPT2BPETokenizer", 0, "50257, of its tokenizer"),
+    ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model EleutherAI/pythia-12b", 0, "50688, the embedding rows of pythia-12b; "
+     "its tokenizer may have fewer"),
     ("--tokenizer-type HFTokenizer --vocab-size 32000 --make-vocab-size-divisible-by 8192", 32768, "padded"),
     ("--tokenizer-type HuggingFaceTokenizer --padded-vocab-size 50257 --make-vocab-size-divisible-by 1024", 0, ""),
 ])  # fmt: skip

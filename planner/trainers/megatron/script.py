@@ -77,6 +77,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     _require_language_model(where, found.program)
     found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory, found.notes)]
     launched = [one for one in script.commands if _deciding(one.words) >= min(most, LEAST)] or [Command([])]
+    script.batch = dict(launched[-1].batch) or script.batch
     found.num_gpus = gpus_of(script, launched[-1].words) or (1 if alone(launched[-1]) else None)
     if found.num_gpus and one_process(launched[-1].words):
         found.notes.append("torchrun without --nproc_per_node starts one process on a node")

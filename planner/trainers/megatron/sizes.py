@@ -255,10 +255,11 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
         why = f"{found.get('patch_tokenizer_type')} reads the tokenizer of the weights that it loads"
         _ask_for_rows(found, why, alike, (str(rows),))
         return None
-    rows = rows or (named[0].vocab_size if named else 0)
-    if (
-        not rows and found.get("tokenizer_type") is None and found.get("merge_file")
-    ):  # what pretrain_gpt.py takes by default
+    if not rows and named:
+        rows = named[0].vocab_size
+        found.notes.append(f"vocabulary: {rows}, the embedding rows of {named[0].name}; its tokenizer may have fewer")
+        return known_model(dataclasses.replace(model, vocab_size=rows))
+    if not rows and found.get("tokenizer_type") is None and found.get("merge_file"):  # what pretrain_gpt.py takes by default
         rows = TOKENIZERS["gpt2bpetokenizer"]
     bytes_of = found.get("vocab_file", "") if "gpt2" in str(found.get("tokenizer_type", "gpt2")).lower() else ""
     if not rows and "gpt2" in f"{bytes_of} {found.get('tokenizer_model', '')}".lower():

@@ -209,7 +209,7 @@ def _through_its_program(path: Path, said: Given) -> Reading | None:
 
 def _started(path: Path, text: str) -> str:
     """Texts of the scripts beside it that a script starts."""
-    start = r"(?:\b(?:bash|sh|sbatch|srun(?:[ \t]++-\S++)*+)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
+    start = r"(?:\b(?:bash|sh|(?:sbatch|qsub|srun)(?:[ \t]++-\S++(?:[ \t]++\d++)?+)*+)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
     names = re.findall(rf"{start}([\w./-]{{1,200}}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
     files = [beside(path, one, (".sh", ".bash", ".slurm", ".sbatch")) for one in list(dict.fromkeys(names))[:8]]
     return "\n".join(read_text(one) for one in files if one is not None and one.resolve() != path.resolve())

@@ -79,7 +79,8 @@ def prepared(given: Settings, sharding: Sharding, old: bool) -> bool:
     return given.flag(PREPARES[0]) or (old and sharding.kind != "fsdp" and sharding.fields.get("zero") != 3)
 
 
-IN_HALF = "frozen layers compute in {} (bnb_4bit_compute_dtype) and are priced in fp32 as all else: the step comes out too long"
+IN_HALF = ("frozen layers compute in {} (bnb_4bit_compute_dtype) and are priced in fp32 as all else: the step comes out too long, "
+           "and memory too high where the trainer has bf16 on (--set bf16=true)")  # fmt: skip
 
 
 def notes_of(given: Settings, objective: str, adapters: bool, precision: str, half: bool) -> tuple[str, ...]:

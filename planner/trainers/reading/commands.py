@@ -119,9 +119,9 @@ def which_training(path: Path, said: Given) -> int:
 
 
 def _as_it_runs(script: Script, command: Command) -> None:
-    """Takes back what a script changes of the GPUs it shows behind a command."""
+    """Takes back what a script changes of the GPUs it shows and of its job behind a command."""
     if command in script.commands:
-        script.variables.values["CUDA_VISIBLE_DEVICES"] = command.seen
+        script.batch, script.variables.values["CUDA_VISIBLE_DEVICES"] = dict(command.batch), command.seen
 
 
 def _training(commands: Iterable[Command], program: str, mode: str, modules: bool) -> list[tuple[Command, int]]:

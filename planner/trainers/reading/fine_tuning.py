@@ -211,7 +211,7 @@ def _of_tensors(job: FineTuning, model: ModelSpec | None, frozen: str) -> tuple[
     of_base, halves = base_weights.of_base(job.given, of, model), base_weights.of_adapters(job.given, of, model)
     adapted = base_weights.on_experts(job.given, model, job.lora_rank)
     named = job.trainer == "unsloth" or joint_layers(words) or linear_layers(words) <= {"o", "down"}  # said already
-    joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.lora_targets, job.lora_rank)
+    joint = () if named else of_joint_layers(base_weights.spec_of(job.given, model), job.model, job.lora_targets, job.lora_rank)
     return {**of_base[0], **halves[0], **adapted[0]}, (*stored, *of_base[1], *halves[1], *adapted[1], *joint)
 
 

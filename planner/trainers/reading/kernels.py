@@ -74,7 +74,7 @@ def of_class(
     kind, own_code = of_file(spec)
     if own_code and given.flag("trust_remote_code"):
         return dict(options), ()
-    kind, since = _since(kind, (spec.name if spec else "", name))
+    kind, since = _since(kind, (name, spec.name if spec else ""))
     new = None if since == NEVER else newer(given.path, "transformers", _version(since))
     if (eager := table()["classes"].get(kind, {}).get("eager")) and newer(given.path, "transformers", _version(eager)) is False:
         return dict(options), ()
@@ -98,7 +98,7 @@ def in_halves(given: Settings, name: str, known: ModelSpec | None, tokens: int) 
     """Note about a class whose scores stay in half precision under DeepSpeed, which has no autocast; ``tokens`` of a forward pass,
     0 = not known."""
     spec = spec_of(given, known)
-    kind, _ = _since(of_file(spec)[0], (spec.name if spec else "", name))
+    kind, _ = _since(of_file(spec)[0], (name, spec.name if spec else ""))
     since = str(table()["classes"].get(kind, {}).get("halves", ""))
     if not since or newer(given.path, "transformers", _version(since)) is not False:
         return ()
@@ -163,16 +163,17 @@ def of_free_memory(given: Settings, known: ModelSpec | None, tokens: int) -> tup
 
 
 def _since(kind: str | None, names: tuple[str, ...]) -> tuple[str, str]:
-    """(model_type, '' = none of the table; the version since which its class takes torch's attention)."""
+    """(model_type, '' = none of the table; the version since which its class takes torch's attention). The name that a file says
+    goes before that of the preset which is like it: the class stays that of the file."""
     rows: Mapping[str, Mapping[str, str]] = table()["classes"]
     by_name = (one for each in names for one, row in rows.items() if re.search(row["names"], bare(each)))
     found = kind if kind is not None else next(by_name, "")
     return found, str(rows.get(found, {}).get("sdpa", FIRST))
 
 
-def num_joint_layers(spec: ModelSpec) -> int:
-    """Layers that the joint ones of a model's class stand for, less as many: 0 = it has none."""
-    return int(table()["classes"].get(_since(of_file(spec)[0], (spec.name,))[0], {}).get("joint", 0))
+def num_joint_layers(spec: ModelSpec, name: str = "") -> int:
+    """Layers that the joint ones of a model's class stand for, less as many: 0 = it has none; ``name`` in the file."""
+    return int(table()["classes"].get(_since(of_file(spec)[0], (name, spec.name))[0], {}).get("joint", 0))
 
 
 def class_of(name: str) -> Mapping[str, str]:

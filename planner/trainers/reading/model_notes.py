@@ -44,9 +44,9 @@ def of_model(model: ModelSpec | None, said: Any, targets: str, rank: int) -> tup
     return tuple(notes)
 
 
-def of_joint_layers(model: ModelSpec | None, targets: str, rank: int) -> tuple[str, ...]:
+def of_joint_layers(model: ModelSpec | None, name: str | None, targets: str, rank: int) -> tuple[str, ...]:
     """Note about layers of a model that are several in one, which PEFT gives one adapter and a plan as many as they stand for."""
-    joint = num_joint_layers(model) if model is not None else 0
+    joint = num_joint_layers(model, name or "") if model is not None else 0
     if model is None or not joint or not rank or model.is_mla:
         return ()
     apart = joint if targets == "all" and model.gated else 2
@@ -80,7 +80,7 @@ def of_absent_layers(given: Settings, names: Sequence[str], label: str | None, m
     tails = {str(one): str(one).rpartition(".")[2].lower() for one in listed(given.get(name) or "")}
     if model is None:
         return ()
-    joint = {2: APART[:3], 3: APART}.get(num_joint_layers(model), ()) if not model.is_mla else ()
+    joint = {2: APART[:3], 3: APART}.get(num_joint_layers(model, label or ""), ()) if not model.is_mla else ()
     gone = [one for one, tail in tails.items() if tail in joint]
     if {"fc_in", "q_proj"} <= {*tails.values()} and not re.search(r"(?i)gpt-?j|codegen", f"{label} {model.name}"):
         gone += [one for one, tail in tails.items() if tail in OF_GPT_J or (model.gated and tail == "out_proj")]

@@ -74,6 +74,15 @@ class Program(WithModules):
         said = {name: str(value) for name, value in options.items() if value is not None and (name, value) != ("local_rank", -1)}
         super().__init__(file, Given(num_gpus=gpus, settings=said))
 
+    def _of_attribute(self, node: ast.Attribute) -> Any:
+        """What the program itself puts over an option or its default, above and under conditions that are met: if args.qlora:
+        args.lora = True."""
+        here = [one for one in self._attributes.get(ast.unparse(node), ()) if one.home is self._home.get(id(node))]
+        above = [one.value for one in here if one.line < node.lineno and one.value is not None]
+        met = next((one for one in reversed(above) if self._holds(self._under.get(id(one), ((), ""))[0]) is not False), None)
+        sure = met is not None and self._holds(self._under.get(id(met), ((), ""))[0])
+        return self._value(met) if met is not None and sure else super()._of_attribute(node)
+
 
 def take_program(given: Settings, path: Path, program: str, gpus: int | None = None) -> None:
     """What the program of a command takes or does, where the command says nothing or whatever it says; ``gpus``: processes."""

@@ -11,10 +11,10 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.parsed_words import PARSERS
-from planner.trainers.reading.python_text import last_name, tree_of
+from planner.trainers.reading.python_text import YES, default_of, last_name, tree_of
 from planner.trainers.reading.settings import below, beside, in_project, rooted
 from planner.trainers.reading.shell import evaluate
-from planner.trainers.reading.shell.text import CLOSE, is_open, shown_text
+from planner.trainers.reading.shell.text import CLOSE, gap, is_open, shown_text
 from planner.trainers.reading.values import Written, read_text
 
 DEEPEST = 6
@@ -210,14 +210,12 @@ class _Classes:
 
 
 def _default(name: str, node: ast.expr | None) -> Mapping[str, Any]:
-    """{name: its default}, empty where it has none, or none that is a literal."""
-    if isinstance(node, ast.Call) and last_name(node.func) in ("field", "Field"):
-        words = {one.arg: one.value for one in node.keywords}
-        node = words.get("default")
-        if isinstance(factory := words.get("default_factory"), ast.Lambda):
-            node = factory.body
+    """{name: its default}, empty where it has none, or none that is a literal; of a switch of the precision that is asked for."""
+    node = default_of(node) if node is not None else None
     try:
         value = ast.literal_eval(node) if node is not None else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return {}
+        off = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        able = last_name(getattr(getattr(node, "operand", node), "func", ast.Pass())) in YES
+        return {name: not off} if able else {name: gap([name])} if name in ("bf16", "fp16") else {}
     return {} if value is None else {name: value}

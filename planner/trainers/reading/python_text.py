@@ -152,18 +152,21 @@ def option_names(call: ast.Call) -> Iterator[str]:
             yield str(word.value.value)
 
 
+_FIELDS = re.compile(r"(?i)\w*field|option|argument|(hf)?arg|flag|attrib|ib")
+"""Functions that say a field of a class or an option, whose first word is its default: of dataclasses, pydantic, attrs, typer."""
+
+
 def default_of(node: ast.expr) -> ast.expr:
-    """The default in a field(...) of a dataclass."""
-    if isinstance(node, ast.Call) and last_name(node.func) in ("Option", "Argument") and node.args:  # of typer
-        return node.args[0]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("field", "Field")):
-        words = {one.arg: one.value for one in node.keywords}
-        if "default" in words:
-            return words["default"]
-        factory = words.get("default_factory")
-        if isinstance(factory, ast.Lambda):
-            return factory.body
-    return node
+    """The default in a field(...) of a dataclass, or in a call of its kin: HfArg(default=...) of transformers."""
+    if not isinstance(node, ast.Call) or of_environment(node, ast.unparse(node.func)):
+        return node
+    words = {one.arg: one.value for one in node.keywords}
+    if "default" in words:
+        return words["default"]
+    if isinstance(factory := words.get("default_factory"), ast.Lambda):
+        return factory.body
+    first = node.args[0] if node.args and _FIELDS.fullmatch(last_name(node.func)) else node
+    return node if isinstance(first, ast.Constant) and (first.value is ... or str(first.value).startswith("--")) else first
 
 
 def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:

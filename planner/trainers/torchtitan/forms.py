@@ -231,9 +231,7 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _low_precision(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    converters = [
-        str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
-    ]
+    converters = [str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)]
     old = "enable_float8_linear" * any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
     if str(_table(data, "training").get("fp8_linear", "")).lower() not in ("", "false"):  # until 2024-07
         old = "fp8_linear"
@@ -267,14 +265,16 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     words = [word for command in commands for word in command.words]
     registered: Sections = {}
     lists: dict[str, list[str]] = {}
-    gpus: int | None = None
+    started: dict[str, Any] = {}
     toml = False
     for command in commands:
         registered = registered or _registered(path, command.words, given)
         if _trains(command):
-            gpus = processes(script, command)
+            started["gpus"] = processes(script, command)
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
+            if section == "nproc_per_node" and values:
+                started["each"] = values[0]
             if section == "job" and key == "config_file" and values and not under:
                 data, toml = merged(_file(path, values[0], given), data), True
             if section not in SECTIONS or not key or key.startswith(PATHS):
@@ -298,12 +298,10 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
             data.setdefault(name.partition(".")[0], {})
     if questions:
         choices = {name: tuple(script.choices.get(name, ())) for name in questions}
-        ask(
-            str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
-        )
+        ask(str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()])
     union = _of_union(path, words, given)
     if registered:
-        over = {**_over(path, data, given), "started": {"gpus": gpus}}
+        over = {**_over(path, data, given), "started": started}
         over["other"] |= union
         over["other"]["notes"] = [*registered["other"].get("notes", ()), *note_of_several(given)]
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
@@ -315,7 +313,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint", "debug"}
     found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
     found["other"] |= {"toml": toml, **union, "notes": [*found["other"]["notes"], *note_of_several(given)]}
-    return {**found, "started": {"gpus": gpus}}
+    return {**found, "started": started}
 
 
 def _trains(command: Command) -> bool:

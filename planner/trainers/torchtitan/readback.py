@@ -119,7 +119,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         questions.append(Question(name="parallelism.expert_parallel_degree", about=about))
     gpus = said.num_gpus or given.get("started", {}).get("gpus")
     if shard == -1 and gpus is None:
-        questions.append(Question(name="--gpus N", about="parallelism.data_parallel_shard_degree is -1"))
+        questions.append(_of_gpus(str(given.get("started", {}).get("each", ""))))
     if questions:
         ask(str(path), [*questions, *([] if spec or said.model else [model_asked(str(other.get("called") or ""))])])
     if shard == -1:
@@ -155,6 +155,12 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         architecture=_ahead(other, spec), expert_imbalance=loads, questions=of_muon(other), **_adapters(path, training, other),
         notes=(*other.get("notes", ()), *products, *passed, *room, *cast, *_beside(parallel, training, other, spec, unread)),
     )  # fmt: skip
+
+
+def _of_gpus(each: str) -> Question:
+    """How many GPUs there are, where those of ``each`` node may be said by what starts it."""
+    more = f"; it starts {each} on each node: a multiple of {each}" if re.fullmatch(r"[2-9]|[1-9]\d", each) else ""
+    return Question(name="--gpus N", about=f"parallelism.data_parallel_shard_degree is -1{more}")
 
 
 def _adapters(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

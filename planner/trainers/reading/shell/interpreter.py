@@ -3,6 +3,8 @@
 import os.path
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -29,8 +31,8 @@ from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
     at_end,
-    batch_options,
     before_file,
+    job_of,
     launcher_variables,
     of_written,
     place_of_file,
@@ -58,7 +60,7 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     """Follows a script. ``given``: variables whose values the user says, which no assignment changes; ``directory``: where the
     scripts lie that it reads. Raises PlannerError for what is no script, and for one that grows without end."""
     text = cleaned(text)
-    batch = batch_options(text)
+    batch = job_of(text, (), {}, {})
     variables = Variables(where, given, launcher_variables(batch))
     follower = _Follower(where, variables, directory)
     follower.script.batch = batch
@@ -88,10 +90,8 @@ class _Follower:
 
     def run(self, nodes: Nodes) -> None:
         """Follows commands up to an ``exit``."""
-        try:
+        with suppress(StopError):
             self.follow(nodes)
-        except StopError:
-            return
 
     def follow(self, nodes: Nodes) -> None:
         for node in nodes:
@@ -177,7 +177,7 @@ class _Follower:
         self.written = None if self.written != written else self.written
         self.script.documents += of_arms(texts, names)
         for _, commands in outcomes:
-            self.script.commands += [Command(one.words, (*names, *one.under) or ("",), one.seen) for one in commands]
+            self.script.commands += [replace(one, under=(*names, *one.under) or ("",)) for one in commands]
         self.script.variables = merged(self.variables, [variables for variables, _ in outcomes], names)
 
     def aside(self, body: Nodes) -> tuple[Variables, list[Command], bool]:
@@ -269,11 +269,11 @@ class _Follower:
             self.written += [" ".join(rest)]
         elif name not in _SILENT and name not in self.functions:
             self.written = None
-        if node.documents and (name in ("sbatch", "qsub", "bash", "sh") or re.search(r" (ba|z)?sh( -\w+)*$", " ".join(words))):
-            self.behind(before_file(words, len(words)), partial(self.submitted, self.script.documents[-1][1]))
+        if node.documents and re.search(r"^(sbatch|salloc|qsub|bsub|bash|sh)(?!\S)| (ba|z)?sh( -\w+)*$", " ".join(words)):
+            self.behind(before_file(words, len(words)), partial(self.submitted, self.script.documents[-1][1], words))
         self.went = self.directory / rest[0] if name == "cd" and self.directory and rest else self.went
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place], self.went)) is not None:
-            self.behind(before_file(words, place), partial(self.started, file, words[place + 1 :]))
+            self.behind(before_file(words, place), partial(self.started, file, words, place))
         self.script.edits += [rest] * (name == "sed")
         if name in ("exit", "return"):
             raise StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
@@ -301,7 +301,7 @@ class _Follower:
         """Runs what a command starts: what that records stands behind the command's own words."""
         inner = len(self.script.commands)
         run()
-        self.script.commands[inner:] = [Command([*before, *one.words], one.under, one.seen) for one in self.script.commands[inner:]]
+        self.script.commands[inner:] = [replace(one, words=[*before, *one.words]) for one in self.script.commands[inner:]]
 
     def command(self, words: list[str]) -> None:
         """Records a command that has options or a file of settings; of ``srun bash -c '...'`` what the text says, behind it."""
@@ -312,16 +312,15 @@ class _Follower:
             self.behind(words[: place - 2], partial(self.nested, words[place]))
             return
         if (inner := of_written(words, dict(self.script.documents))) is not None:
-            self.behind(inner[0], partial(self.nested, inner[1]))
+            self.behind(inner[0], partial(self.submitted, inner[1], words))
             return
         words = with_program(words, self.directory, self.went, self.variables.text)
         kept = self.script.commands if recorded(words) else self.script.bare
-        kept.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
+        kept.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or "", batch=self.script.batch))
 
-    def submitted(self, text: str) -> None:
+    def submitted(self, text: str, words: list[str]) -> None:
         """Follows what a here-document gives to a batch system; its options are those of the job."""
-        known = {name: value for name, value in self.script.batch.items() if "$" not in value}
-        self.script.batch = {**batch_options(text), **known}
+        self.script.batch = job_of(text, words, self.script.batch, self.variables.values)
         self.nested(text)
 
     def nested(self, text: str) -> None:
@@ -374,10 +373,11 @@ class _Follower:
             return
         self.deeper(parse(cleaned(read_text(path)), str(path)))
 
-    def started(self, file: Path, arguments: list[str]) -> None:
+    def started(self, file: Path, words: list[str], place: int) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
         text, before, positions = cleaned(read_text(file)), dict(self.variables.values), self.variables.positions
-        self.script.batch, self.variables.positions = {**batch_options(text), **self.script.batch}, arguments
+        self.script.batch = job_of(text, words[:place], self.script.batch, self.variables.values)
+        self.variables.positions = words[place + 1 :]
         self.deeper(parse(text, str(file)))
         self.variables.values, self.variables.positions = before, positions
 

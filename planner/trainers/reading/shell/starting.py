@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from math import prod
 from pathlib import Path
 
 from planner import library
@@ -14,16 +15,45 @@ def batch_options(text: str) -> dict[str, str]:
     short = {"N": "nodes", "n": "ntasks", "G": "gpus"}
     found = {}
     for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
+        line = re.sub(r"(?<!\S)-([NnG])(?=\d)", r"-\1 ", line)
         for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
             found[short.get(name, name)] = value
     for line in re.findall(r"^#\s?PBS\s+(.*)$", text, re.MULTILINE):  # -l select=4:ncpus=64:ngpus=8, -l nodes=4:gpus=8
         if (asked := re.search(r"\b(?:select|nodes)=(\d{1,6})\b(\S*)", line)) is not None:
             gpus = re.search(r":n?gpus=(\d{1,4})\b", asked[2])
             found |= {"nodes": asked[1], **({"gpus-per-node": gpus[1]} if gpus else {})}
-    for nodes in re.findall(r"^#\s?BSUB\s+-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
+    for nodes in re.findall(r"^#\s?BSUB\s.*?-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
         found["nodes"] = nodes
-    for nodes in re.findall(r"^#\$\s+-l\s+(?:node_f|f_node)=(\d{1,6})\b", text, re.MULTILINE):  # TSUBAME
+    for nodes in re.findall(r"^#\$\s.*?-l\s+(?:node_f|f_node)=(\d{1,6})\b", text, re.MULTILINE):  # TSUBAME
         found |= {"nodes": nodes, "hosts": nodes}
+    return found
+
+
+SUBMITS = {"sbatch": ("SBATCH",), "salloc": ("SBATCH",), "qsub": ("PBS", "$"), "bsub": ("BSUB",)}
+"""Commands that submit a script, with the marks of the lines at its head that say the same."""
+_GPUS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
+
+
+def _job_options(words: Sequence[str]) -> dict[str, str]:
+    """What a command that submits a script says of its job, as batch_options names it."""
+    own = list(takewhile(lambda one: not re.search(r"\.(sh|bash|slurm|sbatch)$", one), words[1:]))
+    line = " ".join(own).replace("\n", " ")
+    found = batch_options("\n".join(f"#{mark} {line}" for mark in SUBMITS[words[0]]))
+    for word, after in pairwise([*own, ""]):  # its values may have blanks
+        if word in ("--export", "-v") or word.startswith("--export="):
+            found["export"] = word.partition("=")[2] or after
+    return found
+
+
+def job_of(text: str, words: Sequence[str], outer: Mapping[str, str], values: dict[str, str | list[str]]) -> dict[str, str]:
+    """Options of the job that a script runs in: where ``words`` before it submit it theirs go before its own lines, and what the
+    batch system sets is put into the ``values``; else those of the ``outer`` script."""
+    own = batch_options(text)
+    if not words or words[0] not in SUBMITS:
+        return own | {name: value for name, value in outer.items() if "$" not in value}
+    said = _job_options(words)
+    found = {name: value for name, value in own.items() if name not in _GPUS or not said.keys() & set(_GPUS)} | said
+    values |= launcher_variables(found)
     return found
 
 
@@ -33,15 +63,19 @@ def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
         "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
         "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task", "NHOSTS": "hosts",
     }  # fmt: skip
-    found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
+    given = {name: batch.get(option, "") for name, option in names.items()}
+    found = {name: text for name, text in given.items() if re.fullmatch(r"\d{1,6}", text) or is_open(text)}
     counted = {"SLURM_GPUS": "gpus", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task"}
     found |= {name: batch[option] for name, option in counted.items() if _count(batch.get(option))}  # the text as it is asked for
     if (gpus := gpus_on_node(batch)) is not None:
         found["SLURM_GPUS_ON_NODE"] = str(gpus)
     found["RANDOM"] = "4"
-    if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
-        found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
-    return found
+    counts = [found.get(name, "") for name in ("SLURM_NNODES", "SLURM_NTASKS_PER_NODE")]
+    if "SLURM_NTASKS" not in found and all(counts):
+        product = str(prod(map(int, counts))) if all(map(str.isdigit, counts)) else gap(roots("".join(counts)))
+        found["SLURM_NTASKS"] = product
+    plain = (one for one in batch.get("export", "").split(",") if re.fullmatch(r"[A-Za-z_]\w*=[^$\"']*", one))
+    return found | {name: value for name, _, value in (one.partition("=") for one in plain)}
 
 
 UNKNOWN = {"megatron": r"(sft|pt|rlhf) .*--tensor_model_parallel_size\b", "swift": r"(sft|pt|rlhf) .*--model\b(?!_)",
@@ -124,9 +158,9 @@ def place_of_file(words: list[str]) -> int:
     """Place of the script that bash, sbatch or its own name starts; -1 = none."""
     script = rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)"
     skipped = len(before_shell(words))
-    if _on_nodes(words) and not skipped:  # without a shell: srun --nodes 2 ./node.sh
+    if words[0] in SUBMITS or (_on_nodes(words) and not skipped):  # without a shell: srun --nodes 2 ./node.sh
         return next((i for i, word in enumerate(words) if not word.startswith("-") and re.fullmatch(script, word)), -1)
-    first = skipped + 1 if words[skipped] in (*SHELLS, "sbatch") else 0
+    first = skipped + 1 if words[skipped] in SHELLS else 0
     place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
     named = place < len(words) and re.fullmatch(script, words[place])
     return place if named and (first or place == 0) else -1
@@ -206,7 +240,7 @@ def of_written(words: list[str], written: Mapping[str, str]) -> tuple[list[str],
         text = texts.get(word.removeprefix("./"), ends.get(word.rpartition("/")[2], "") if word.startswith("/") else "")
         if not text:
             continue
-        if i and words[0] in ("sbatch", "qsub"):
+        if i and words[0] in SUBMITS:
             return [], text
         if i and re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1]):
             return words[: i - 1 if box is None else box], text

@@ -105,6 +105,7 @@ def options(words: Iterable[Word]) -> Iterator[tuple[str, list[str], tuple[str, 
 _STARTED = re.compile(
     r"\"?\$\(\s*(?:(?:env|nohup|time|\w+=\S*)\s+)*(?:srun|torchrun|accelerate|deepspeed|python3?|llamafactory-cli|swift|axolotl|tune)\s"
 )
+_SUBMITTED = re.compile(r"\"?\$\(\s*((?:sbatch|qsub|bsub)\s[^()|;&]*)")
 _PROGRAM = re.compile(r"\.py\s|\b(?:(?:llamafactory-cli|axolotl)\s+train|swift\s+(?:sft|pt|rlhf)|tune\s+run)\s")
 _OPTION = re.compile(r"\s--\w|\.ya?ml\b")
 _LONGEST = 8000
@@ -112,7 +113,10 @@ _LONGEST = 8000
 
 
 def started_inside(raw: str | list[str]) -> str:
-    """The program with options whose output a variable takes, which runs all the same: id=$(srun python train.py --tp 2 | tail)."""
+    """The program with options whose output a variable takes, which runs all the same: id=$(srun python train.py --tp 2 | tail),
+    or the script that a batch system runs: id=$(sbatch --nodes=2 train.sh)."""
+    if isinstance(raw, str) and (job := _SUBMITTED.match(raw)) is not None:
+        return job[1]
     start = _STARTED.match(raw) if isinstance(raw, str) and len(raw) < _LONGEST else None
     text = raw.removesuffix('"') if isinstance(raw, str) else ""
     program = _PROGRAM.search(text) if start is not None and text.endswith(")") else None

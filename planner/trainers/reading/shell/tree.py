@@ -1,6 +1,6 @@
 """The tree of a shell script."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -83,6 +83,8 @@ class Command:
     """Variables that decide whether it runs; () = it does."""
     seen: str = ""
     """CUDA_VISIBLE_DEVICES when it runs; '' = not set by then."""
+    batch: Mapping[str, str] = field(default_factory=dict)
+    """Options of the job that it runs in."""
 
 
 Node = Simple | Branch | Case | Loop | Function | Test | Not
