@@ -13,6 +13,7 @@ from planner.trainers.reading.accelerators import STEPS, is_handed_on
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.derived import classes_of, kinds_of
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.idle_words import idle_words
 from planner.trainers.reading.lengths import cuts
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
 from planner.trainers.reading.own_flow import passed_over
@@ -27,7 +28,6 @@ from planner.trainers.reading.own_parts import (
 )
 from planner.trainers.reading.own_passes import classes_made, held
 from planner.trainers.reading.own_programs import is_of_unsloth
-from planner.trainers.reading.parsed_words import PARSERS
 from planner.trainers.reading.programs import (
     program_file,
     require_transformers,
@@ -96,7 +96,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     code = _followed(file, {**usual, **given.data}, gpus)
     own = {} if code is None else {**own_code(code, decided, by_rank), **loop_of(code, path)}
     given.late += own.pop("loop_questions", [])
-    idle = set() if code is None else _idle(code)
+    idle = set() if code is None else idle_words(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
     usual = {name: value for name, value in usual.items() if name not in idle | whole}
     given.data = {name: value for name, value in given.data.items() if name not in whole}
@@ -197,26 +197,6 @@ def _trains_all(program: Program) -> bool:
 def _without_classes(tree: ast.Module) -> str:
     """The text of what is no class of settings."""
     return "\n".join(ast.unparse(one) for one in tree.body if not (isinstance(one, ast.ClassDef) and one.decorator_list))
-
-
-HANDED_ON = ("gradient_checkpointing", "gradient_accumulation_steps", "bf16", "fp16", "optim")
-"""Arguments of transformers that do nothing where a program does not hand them to its trainer."""
-
-
-def _idle(program: Program) -> set[str]:
-    """Those of them that a program uses nowhere, although it spells out all that its trainer is given."""
-    made = program.calls(*CONFIGS)
-    spelled = any(word.arg == BATCH for one in made for word in one.keywords)
-    parsed = {last_name(node) for one in program.calls(*PARSERS) for node in ast.walk(one) if isinstance(node, ast.Name)}
-    derived = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and one.bases}
-    whole = any(word.arg is None for one in made for word in one.keywords) or not parsed.isdisjoint({*CONFIGS, *derived})
-    if not spelled or whole or re.search(r"\b(vars|asdict)\(|__dict__|getattr\(\w*arg", ast.unparse(program.tree)):
-        return set()
-    nodes = list(ast.walk(program.tree))
-    used = {one.attr for one in nodes if isinstance(one, ast.Attribute)}
-    used |= {str(one.arg) for one in nodes if isinstance(one, ast.keyword)}
-    used |= {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    return set(HANDED_ON) - used - {one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)}
 
 
 def _engine_file(given: Settings) -> str | None:
