@@ -119,6 +119,44 @@ def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
         )  # fmt: skip
         if found:  # those of one folder are ways to start it
             yield found[0][1], folder, "\n".join(_run(one, texts[one]) if by_words else texts[one] for by_words, one in found)
+        if any_ := {one: commands for one, text in texts.items() if (commands := _of_any_recipe(text, one, path))}:
+            yield next(iter(any_)), folder, "\n".join(_of_one_program(any_, path))
+
+
+_ANY = re.compile(r"(?<=--config)[= ]+[\"']?\$(?:\w+|\{\w+(?::?[-?][^}\s]*)?\})[\"']?(?=\s|$)")
+"""The recipe of a command, as a variable that nothing sets."""
+_SET = re.compile(r"(?m)^[ \t]*(?:(?:export|readonly|local) +)?([A-Za-z_]\w*)=[\"']?([^\s\"'`();|&]+)[\"']?[ \t]*(?:#.*)?$")
+
+
+def _of_any_recipe(text: str, script: Path, path: Path) -> list[str]:
+    """Commands of a script that start a program of training with any recipe, --config "$CONFIG", as such of this one: with values
+    of variables that the script sets once, and without folders that only the shell knows."""
+    if _ANY.search(text) is None:
+        return []
+    held: dict[str, set[str]] = {}
+    for name, value in _SET.findall(text):
+        held.setdefault(name, set()).add(value)
+    sure = {name: next(iter(values)) for name, values in held.items() if len(values) == 1}
+    found = []
+    for command in STARTS.findall(re.sub(r"\$\{?([A-Za-z_]\w*)\b\}?", lambda one: sure.get(one[1], one[0]), text)):
+        named = PROGRAM.search(plain := re.sub(r"\$\{?\w+\}?/", "", command))
+        program = program_file(script, named[0]) if named is not None and _ANY.search(command) else None
+        if program is not None and not ASIDE.search(program.stem) and TRAINS.search(read_text(program)):
+            found.append(_ANY.sub(f" {path}", plain))
+    return found
+
+
+def _of_one_program(found: Mapping[Path, list[str]], path: Path) -> list[str]:
+    """Those of such commands that start a recipe: of several programs, the one whose step its name says; else what launches all of
+    them alike, without a program."""
+    every = {(script, named[0]): command for script, commands in found.items() for command in commands
+             if (named := PROGRAM.search(command)) is not None}  # fmt: skip
+    steps = _steps(path)
+    own = {one: text for one, text in every.items() if not (steps and _steps(Path(one[1]))) or steps & _steps(Path(one[1]))}
+    if len({Path(name).name for _, name in own}) == 1:
+        return list(own.values())
+    files = {file for text in own.values() for file in re.findall(r"--config_file[= ]+\S+", text)}
+    return [PROGRAM.sub("", text) for text in own.values()] if len(files) == 1 else []
 
 
 def _run(script: Path, text: str) -> str:

@@ -13,6 +13,7 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.file_readers import PROGRAM as PROGRAM_OF_RECIPE
 from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError, Question
 from planner.trainers.reading.guides import Guide, over_recipe, started
+from planner.trainers.reading.lengths import is_gone
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
@@ -62,7 +63,8 @@ def read(path: Path, said: Given) -> Reading:
         data.pop(PROGRAM_OF_RECIPE, None)
         settings, habits, gpus, told = _through_program(path, data, said)
         split = of_options(path, data, said) if "accelerate_config" in data else None
-        return _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said)
+        job = _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said)
+        return job if settings.calls is not None else _of_a_length_gone(job, path, data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
@@ -157,6 +159,15 @@ def _of_own_words(found: Reading, data: dict[str, Any], said: Given) -> Reading:
         return found
     word = found.unread[0].partition(" = ")[0]
     about = f"{word} is no word of TRL: a program of its own reads this file, and cuts where it likes"
+    return dataclasses.replace(found, questions=(*found.questions, dataclasses.replace(NEEDED["sequence_length"], about=about)))
+
+
+def _of_a_length_gone(found: Reading, path: Path, data: dict[str, Any], said: Given) -> Reading:
+    """The same, with a question for the length where the one that a file says is no word of the TRL that the project pins."""
+    gone = [one for one in LENGTHS if data.get(one) is not None][:1]
+    if said.sequence_length is not None or not gone or gone[0] in said.settings or not is_gone(path, gone[0]):
+        return found
+    about = f"{gone[0]} is no word of the TRL that its project pins: a program of its own reads it, and may cut elsewhere"
     return dataclasses.replace(found, questions=(*found.questions, dataclasses.replace(NEEDED["sequence_length"], about=about)))
 
 
