@@ -54,12 +54,16 @@ def is_gone(path: Path, word: str) -> bool:
     return word in SINCE and word != "max_length" and newer(path, "trl", SINCE[word]) is True
 
 
+WHOLE = re.compile(r"\b(vars|asdict)\(\w+\)|\b\w+\.__dict__|\bgetattr\((?!torch)\w+, \w+[,)]")
+"""Where a program uses arguments without their names."""
+
+
 def unused(script: Running, words: Iterable[str]) -> set[str]:
     """Those of some lengths that classes of arguments of a program of TRL have, TRL's own have not, and it uses nowhere; none where
     it hands all of its arguments on to what is not there."""
     words = {one for one in words if one not in SINCE or is_gone(script.path, one)}
     text = ast.unparse(script.tree) if words and script.calls(*PARSERS) else ""
-    if not re.search(r"\b(SFT|DPO)Config\b", text) or re.search(r"\b(vars|asdict)\(\w+\)|\b\w+\.__dict__|\bgetattr\((?!torch)\w+, \w+[,)]", text):
+    if not re.search(r"\b(SFT|DPO)Config\b", text) or WHOLE.search(text):
         return set()
     nodes = list(ast.walk(script.tree))
     made = [one for one in nodes if isinstance(one, ast.Assign) and last_name(getattr(one.value, "func", one)).startswith("parse_")]

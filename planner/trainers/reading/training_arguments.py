@@ -144,7 +144,7 @@ def parse(
     engine = casts_all(found, precision)
     usual = "full" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
-    options = {**options_of(given, objective), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
+    options = options_of(given, objective, micro) | ({"compile": "on"} if found.compiled else {}) | ({"loss": loss} if loss else {})
     options = of_outputs(given, found.kind == "deepspeed", mixed in ("bf16", "fp16")) | options
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
