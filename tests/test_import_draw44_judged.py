@@ -101,7 +101,7 @@ def test_scores_of_pairs_of_other_trainers(tmp_path: Path) -> None:
     assert "8 bytes each; before it held up to 20" in _notes(_read(tmp_path, PAIRS, trl=">=1.6", fsdp="no_shard"))
     tiles = _read(tmp_path, PAIRS, trl="==1.16.0", fsdp="no_shard")
     assert "loss=fused_linear" in tiles.trainer and "8 bytes each" not in _notes(tiles)
-    for batch, option in ((1, "copied_one"), (4, "copied+"), (16, "copied+")):
+    for batch, option in ((1, "whole"), (4, "copied+"), (16, "copied+")):
         pairs = PAIRS.replace("batch_size: 2", f"batch_size: {batch}")
         assert f"pair_loss={option}" in f"{_read(tmp_path, pairs, trl='==1.0.0', fsdp='no_shard').trainer}+"
     engine = _read(tmp_path, PAIRS, trl="==0.11.4", deepspeed="zero3", gpus=4)

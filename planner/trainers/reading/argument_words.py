@@ -231,7 +231,7 @@ def options_of(given: Settings, objective: str, pairs: int = 0) -> dict[str, str
         held = newer(given.path, "trl", FREES_LOGITS) is False
         options["pair_loss"] = "whole" if not beside else "held" if held else "shifted"
     elif objective == "dpo" and not given.flag("precompute_ref_log_probs") and copies_pairs(given.path) is True:
-        options["pair_loss"] = {1: "copied_one", 2: "copied_two"}.get(pairs, "copied")
+        options["pair_loss"] = {1: "whole", 2: "copied_two"}.get(pairs, "copied")  # whole: 12 bytes too
     if given.flag("torch_compile"):
         options["compile"] = "on"
     return options

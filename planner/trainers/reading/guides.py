@@ -91,13 +91,13 @@ def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
             if _names(command, path, folder):
                 return found, {}
             files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}
-            apart = _steps(path) and _steps(program) and not _steps(path) & _steps(program)
+            apart = steps_of(path) and steps_of(program) and not steps_of(path) & steps_of(program)
             if not apart and any(_names(command, one, folder) for one in files):
                 likely.setdefault(found.program, found)
     return None, likely
 
 
-def _steps(file: Path) -> set[str]:
+def steps_of(file: Path) -> set[str]:
     """Words of a file's name that say with which step it trains."""
     return {*re.split(r"[^a-z]+", file.stem.lower())} & {"sft", "dpo", "cpt", *NOT_LM}
 
@@ -151,8 +151,8 @@ def _of_one_program(found: Mapping[Path, list[str]], path: Path) -> list[str]:
     them alike, without a program."""
     every = {(script, named[0]): command for script, commands in found.items() for command in commands
              if (named := PROGRAM.search(command)) is not None}  # fmt: skip
-    steps = _steps(path)
-    own = {one: text for one, text in every.items() if not (steps and _steps(Path(one[1]))) or steps & _steps(Path(one[1]))}
+    steps = steps_of(path)
+    own = {one: text for one, text in every.items() if not (steps and steps_of(Path(one[1]))) or steps & steps_of(Path(one[1]))}
     if len({Path(name).name for _, name in own}) == 1:
         return list(own.values())
     files = {file for text in own.values() for file in re.findall(r"--config_file[= ]+\S+", text)}
