@@ -100,8 +100,8 @@ def test_a_length_that_no_trainer_has_counts_where_its_program_uses_it(tmp_path:
 def test_a_length_that_no_trainer_has_is_asked_for_without_a_program(tmp_path: Path) -> None:
     path = _written(tmp_path, launches=False)
     found = read(path, None, Given(num_gpus=8))
-    about = "max_seq_length is no word of the TRL that its project pins: a program of its own reads it, and may cut elsewhere"
-    assert asked_for(found) == ["accelerate", "--sequence-length S"] and found.questions[1].about == about
+    about = "max_seq_length is no word of the TRL that its project pins: a program of its own reads this file, and cuts"
+    assert asked_for(found) == ["accelerate", "--sequence-length S"] and about in found.questions[1].about
     for given in (Given(num_gpus=8, sequence_length=2048), Given(num_gpus=8, settings={"max_seq_length": "2048"})):
         assert asked_for(read(path, None, given)) == ["accelerate"]
     assert asked_for(read(_written(tmp_path, trl=">=0.12", launches=False), None, Given(num_gpus=8))) == ["accelerate"]

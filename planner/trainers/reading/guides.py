@@ -119,8 +119,7 @@ def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
         )  # fmt: skip
         if found:  # those of one folder are ways to start it
             yield found[0][1], folder, "\n".join(_run(one, texts[one]) if by_words else texts[one] for by_words, one in found)
-        if any_ := {one: commands for one, text in texts.items() if (commands := _of_any_recipe(text, one, path))}:
-            yield next(iter(any_)), folder, "\n".join(_of_one_program(any_, path))
+        yield from ((script, folder, command) for script, command in _of_any_recipe(texts, path))
 
 
 _ANY = re.compile(r"(?<=--config)[= ]+[\"']?\$(?:\w+|\{\w+(?::?[-?][^}\s]*)?\})[\"']?(?=\s|$)")
@@ -128,35 +127,25 @@ _ANY = re.compile(r"(?<=--config)[= ]+[\"']?\$(?:\w+|\{\w+(?::?[-?][^}\s]*)?\})[
 _SET = re.compile(r"(?m)^[ \t]*(?:(?:export|readonly|local) +)?([A-Za-z_]\w*)=[\"']?([^\s\"'`();|&]+)[\"']?[ \t]*(?:#.*)?$")
 
 
-def _of_any_recipe(text: str, script: Path, path: Path) -> list[str]:
-    """Commands of a script that start a program of training with any recipe, --config "$CONFIG", as such of this one: with values
-    of variables that the script sets once, and without folders that only the shell knows."""
-    if _ANY.search(text) is None:
-        return []
-    held: dict[str, set[str]] = {}
-    for name, value in _SET.findall(text):
-        held.setdefault(name, set()).add(value)
-    sure = {name: next(iter(values)) for name, values in held.items() if len(values) == 1}
-    found = []
-    for command in STARTS.findall(re.sub(r"\$\{?([A-Za-z_]\w*)\b\}?", lambda one: sure.get(one[1], one[0]), text)):
-        named = PROGRAM.search(plain := re.sub(r"\$\{?\w+\}?/", "", command))
-        program = program_file(script, named[0]) if named is not None and _ANY.search(command) else None
-        if program is not None and not ASIDE.search(program.stem) and TRAINS.search(read_text(program)):
-            found.append(_ANY.sub(f" {path}", plain))
-    return found
-
-
-def _of_one_program(found: Mapping[Path, list[str]], path: Path) -> list[str]:
-    """Those of such commands that start a recipe: of several programs, the one whose step its name says; else what launches all of
-    them alike, without a program."""
-    every = {(script, named[0]): command for script, commands in found.items() for command in commands
-             if (named := PROGRAM.search(command)) is not None}  # fmt: skip
+def _of_any_recipe(texts: Mapping[Path, str], path: Path) -> list[tuple[Path, str]]:
+    """Commands of scripts that start a program of training with any recipe, --config "$CONFIG", as such of this one: with values of
+    variables that a script sets once, without folders that only the shell knows. Of several programs it is the one whose step the
+    recipe's name says; else what launches all of them alike, without a program."""
+    found: dict[str, tuple[Path, str]] = {}
+    for script, text in texts.items() if any(map(_ANY.search, texts.values())) else ():
+        held: dict[str, str] = {}
+        for name, value in _SET.findall(text):
+            held[name] = value if held.get(name, value) == value else f"${name}"
+        filled = re.sub(r"\$\{?([A-Za-z_]\w*)\b\}?", lambda one, held=held: held.get(one[1], one[0]), text)  # type: ignore[misc]
+        for command in STARTS.findall(filled):
+            named = PROGRAM.search(plain := re.sub(r"\$\{?\w+\}?/", "", command))
+            program = program_file(script, named[0]) if named is not None and _ANY.search(command) else None
+            if program is not None and not ASIDE.search(program.stem) and TRAINS.search(read_text(program)):
+                found.setdefault(program.stem, (script, _ANY.sub(f" {path}", plain)))
     steps = steps_of(path)
-    own = {one: text for one, text in every.items() if not (steps and steps_of(Path(one[1]))) or steps & steps_of(Path(one[1]))}
-    if len({Path(name).name for _, name in own}) == 1:
-        return list(own.values())
-    files = {file for text in own.values() for file in re.findall(r"--config_file[= ]+\S+", text)}
-    return [PROGRAM.sub("", text) for text in own.values()] if len(files) == 1 else []
+    own = [one for name, one in found.items() if not (steps and steps_of(Path(name))) or steps & steps_of(Path(name))]
+    alike = {file for _, command in own for file in re.findall(r"--config_file[= ]+\S+", command)}
+    return own if len(own) < 2 else [(script, PROGRAM.sub("", command)) for script, command in own if len(alike) == 1]
 
 
 def _run(script: Path, text: str) -> str:
