@@ -215,9 +215,9 @@ def of_outputs(given: Settings, engine: bool, mixed: bool) -> dict[str, str]:
     return {"loss": "kept_fp32" if mixed and not engine and "wrapped" not in given.usual else "kept"}
 
 
-def options_of(given: Settings, objective: str, pairs: int = 0) -> dict[str, str]:
+def options_of(given: Settings, objective: str, pairs: int, wide: bool) -> dict[str, str]:
     """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]
-    ``pairs`` of a forward pass."""
+    ``pairs`` of a forward pass; ``wide``: scores are fp32, as accelerate gives them out where it casts by autocast."""
     usual = 0.0 if given.flag("by_hand") else 0.05
     drops = given.above_zero("lora_dropout", usual) and (objective != "dpo" or not given.flag("disable_dropout", True))
     options = {"adapter_dropout": "on"} if drops else {}
@@ -231,7 +231,9 @@ def options_of(given: Settings, objective: str, pairs: int = 0) -> dict[str, str
         held = newer(given.path, "trl", FREES_LOGITS) is False
         options["pair_loss"] = "whole" if not beside else "held" if held else "shifted"
     elif objective == "dpo" and not given.flag("precompute_ref_log_probs") and copies_pairs(given.path) is True:
-        options["pair_loss"] = {1: "whole", 2: "copied_two"}.get(pairs, "copied")  # whole: 12 bytes too
+        options["pair_loss"] = "copied_wide" if wide else {1: "whole", 2: "copied_two"}.get(pairs, "copied")
+    elif objective == "dpo" and wide:
+        options["pair_loss"] = "whole"  # as many bytes: backward logits, their gradient by rows and together, 4 each
     if given.flag("torch_compile"):
         options["compile"] = "on"
     return options
@@ -251,9 +253,9 @@ def copies_pairs(path: Path) -> bool | None:
 
 
 BY_WHOLE = (
-    "scores of pairs are priced as TRL takes them from 0.15 to 0.28 and from 1.6 to 1.14, 8 bytes each; before it held up to 20, "
-    "and from 0.29 to 1.5 up to 12, those of the reference with them: memory comes out too low by up to 12 bytes for each of 2 x "
-    "batch x length x vocabulary; since 1.15 it holds a part of them, and memory comes out too high"
+    "scores of pairs are priced as TRL takes them from 0.15 to 0.28 and from 1.6 to 1.14, 8 bytes each or 12 in fp32; before it "
+    "held up to 20, and from 0.29 to 1.5 up to 17, those of the reference with them: memory comes out too low by up to 12 bytes "
+    "for each of 2 x batch x length x vocabulary; since 1.15 it holds a part of them, and memory comes out too high"
 )
 
 
