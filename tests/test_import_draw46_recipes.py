@@ -81,6 +81,27 @@ def test_a_launcher_of_any_recipe_starts_those_below_it(tmp_path: Path) -> None:
         written(tmp_path, LAUNCHER.format(recipe=recipe, program="train.py"), "run.sh")
         assert read(tmp_path / "recipes/qwen/full.yaml", None, Given(num_gpus=8)).fields["zero"] == 3
     assert "accelerate" in asked_for(read(_written(tmp_path, recipe="recipes/other.yaml"), None, Given(num_gpus=8)))
+    written(tmp_path, "from trl import TrlParser\nTrlParser((Words,)).parse_args_and_config()\n", "score.py")
+    written(tmp_path, LAUNCHER.format(recipe="$RECIPE", program="score.py"), "run.sh")  # which trains nothing
+    assert "accelerate" in asked_for(read(tmp_path / "recipes/qwen/full.yaml", None, Given(num_gpus=8)))
+
+
+def test_of_launchers_of_several_programs_what_they_share_counts(tmp_path: Path) -> None:
+    path = _written(tmp_path)
+    written(tmp_path, PROGRAM.format(used=", words.max_seq_length"), "other.py")
+    written(tmp_path, LAUNCHER.format(recipe="$RECIPE", program="other.py"), "run_other.sh")
+    found = read(path, None, Given(num_gpus=8, sequence_length=2048))
+    assert found.fields["zero"] == 3 and "does nothing" not in _notes(found)
+    steps = (("sft.py", "sft_a.yaml", True), ("dpo.py", "dpo_a.yaml", False))
+    for program, _, idle in steps:  # the name of each says which
+        written(tmp_path, PROGRAM.format(used="" if idle else ", words.max_seq_length"), program)
+        written(tmp_path, LAUNCHER.format(recipe="$RECIPE", program=program), f"run_{program}.sh")
+    for name in ("run.sh", "run_other.sh"):
+        (tmp_path / name).unlink()
+    for _, recipe, idle in steps:
+        found = read(written(tmp_path / "recipes", RECIPE, recipe), None, Given(num_gpus=8))
+        assert ("max_seq_length does nothing: sft.py uses it nowhere" in _notes(found)) is idle
+        assert found.sequence_length == (1024 if idle else 4096)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def _of_any_recipe(texts: Mapping[Path, str], path: Path) -> list[tuple[Path, st
         for command in STARTS.findall(filled):
             named = PROGRAM.search(plain := re.sub(r"\$\{?\w+\}?/", "", command))
             program = program_file(script, named[0]) if named is not None and _ANY.search(command) else None
-            if program is not None and not ASIDE.search(program.stem) and TRAINS.search(read_text(program)):
+            if program is not None and not ASIDE.search(program.stem) and re.search(r"Trainer\b", read_text(program)):
                 found.setdefault(program.stem, (script, _ANY.sub(f" {path}", plain)))
     steps = steps_of(path)
     own = [one for name, one in found.items() if not (steps and steps_of(Path(name))) or steps & steps_of(Path(name))]
