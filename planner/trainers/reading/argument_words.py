@@ -202,7 +202,8 @@ def fuses(given: Settings, objective: str) -> bool:
     said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
     said[1] = said[1] and own is None  # else an option of the program, which says what its class does
     off = given.get("liger_kernel_config.fused_linear_cross_entropy") is False
-    if objective == "dpo" and newer(given.path, "trl", IN_TILES) is True:
+    theirs = given.calls is None or given.built == "dpo"  # no trainer of the program's own
+    if objective == "dpo" and theirs and newer(given.path, "trl", IN_TILES) is True:
         return True
     return any(said) and not off and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
 
