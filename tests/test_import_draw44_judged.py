@@ -76,25 +76,37 @@ def _notes(reading: Reading) -> str:
 
 
 @pytest.mark.parametrize(
-    ("trl", "words", "option", "each"),
+    ("trl", "words", "option", "each", "by_autocast"),
     [
-        ("==0.8.2", "", "held", 20.0), ("<0.12", "", "held", 20.0), ("==0.12.2", "", "shifted", 16.0),
-        ("==0.14.0", "", "whole", 12.0), ("==0.8.2", "precompute_ref_log_probs: true\n", "whole", 12.0),
-        ("==0.15.2", "", "", 8.0), ("==0.29.0", "", "", 8.0),
+        ("==0.8.2", "", "held", 20.0, 20.0), ("<0.12", "", "held", 20.0, 20.0), ("==0.12.2", "", "shifted", 16.0, 16.0),
+        ("==0.14.0", "", "whole", 12.0, 12.0), ("==0.8.2", "precompute_ref_log_probs: true\n", "whole", 12.0, 12.0),
+        ("==0.15.2", "", "", 8.0, 12.0), ("==0.28.0", "", "", 8.0, 12.0), ("==0.29.0", "", "copied_two", 11.0, 17.0),
+        ("==1.5.1", "", "copied_two", 11.0, 17.0), ("==1.5.1", "precompute_ref_log_probs: true\n", "", 8.0, 12.0),
+        ("==1.6.0", "", "", 8.0, 12.0), ("==1.14.2", "", "", 8.0, 12.0),
     ],
 )  # fmt: skip
-def test_bytes_of_scores_of_pairs_by_the_version_of_trl(tmp_path: Path, trl: str, words: str, option: str, each: float) -> None:
-    for sharding in ("no_shard", "full_shard"):
-        found = _read(tmp_path, PAIRS + words, trl=trl, fsdp=sharding)
-        assert (f"pair_loss={option}" if option else "+") in f"{found.trainer}+" and "since 0.15" not in _notes(found)
-        workload = Workload(model=load_model("qwen2.5-7b"), sequence_length=1024, global_batch_size=16, objective="dpo")
+def test_bytes_of_scores_of_pairs_by_the_version_of_trl(
+    tmp_path: Path, trl: str, words: str, option: str, each: float, by_autocast: float
+) -> None:
+    workload = Workload(model=load_model("qwen2.5-7b"), sequence_length=1024, global_batch_size=16, objective="dpo")
+    for split in ({"fsdp": "no_shard"}, {"fsdp": "full_shard"}, {"deepspeed": "zero3"}):
+        found = _read(tmp_path, PAIRS + words, trl=trl, gpus=4 if "deepspeed" in split else 1, **split)
+        assert "8 bytes each" not in _notes(found)
+        assert "deepspeed" not in split or (f"pair_loss={option}" if option else "+") in f"{found.trainer}+"
         stored = stored_as(workload, load_trainer(found.trainer)).stored
-        assert (stored.logit_bytes, stored.loss) == (each, "full")
+        assert (stored.logit_bytes, stored.loss) == (each if "deepspeed" in split else by_autocast, "full")
 
 
 def test_scores_of_pairs_of_other_trainers(tmp_path: Path) -> None:
     found = _read(tmp_path, PAIRS, fsdp="no_shard")
-    assert "pair_loss" not in found.trainer and "since 0.15, 8 bytes each; before it held up to 20" in _notes(found)
+    assert "pair_loss=whole" in found.trainer
+    assert "8 bytes each or 12 in fp32; before it held up to 20, and from 0.29 to 1.5 up to 17" in _notes(found)
+    assert "8 bytes each or 12 in fp32" in _notes(_read(tmp_path, PAIRS, trl=">=1.6", fsdp="no_shard"))
+    tiles = _read(tmp_path, PAIRS, trl="==1.16.0", fsdp="no_shard")
+    assert "loss=fused_linear" in tiles.trainer and "8 bytes each" not in _notes(tiles)
+    for batch, option in ((1, "whole"), (4, "copied+"), (16, "copied+")):
+        pairs = PAIRS.replace("batch_size: 2", f"batch_size: {batch}")
+        assert f"pair_loss={option}" in f"{_read(tmp_path, pairs, trl='==1.0.0', deepspeed='zero3', gpus=4).trainer}+"
     engine = _read(tmp_path, PAIRS, trl="==0.11.4", deepspeed="zero3", gpus=4)
     assert engine.trainer.startswith("deepspeed") and "pair_loss=held" in engine.trainer
     workload = Workload(model=load_model("qwen2.5-7b"), sequence_length=1024, global_batch_size=16, objective="dpo")

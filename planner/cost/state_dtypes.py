@@ -48,7 +48,7 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     DPO reads the log probability of every token off all logits, sequence by sequence in half precision: logits 2, log softmax 2,
     its gradient 2, and a copy of that which is as long as the logits 2. Those of the reference
     come and go before the backward pass. TRL before 0.15 takes log softmax of a batch at once, which the policy holds while the
-    reference runs (option ``pair_loss``).
+    reference runs, and 0.29 to 1.5 hold logits of both and copies of them until the loss is there (option ``pair_loss``).
     [TRL, dpo_trainer.py: compute_loss; trainer/utils.py: selective_log_softmax]  LLaMA-Factory takes those of a batch at once in
     fp32: while the reference has logits and log softmax, 4 + 4, those of the policy are there.  [train/dpo/trainer.py]  Liger fuses
     the loss of pairs too; a trainer's own fused one, unsloth's, is that of labels alone, and TRL asks its model for all logits.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from planner.trainers.reading.base_weights import PREPARES
@@ -106,7 +107,9 @@ def notes_of(given: Settings, objective: str, adapters: bool, precision: str, ha
     if pairs and given.flag("use_liger_kernel") and not given.flag("use_liger_loss"):
         found += [IN_PAIRS] * (newer(given.path, "trl", LIGER_PAIRS) is None)
     passed = given.flag("precompute_ref_log_probs")
-    if pairs and newer(given.path, "trl", BY_ROWS) is None and not (passed or fuses(given, objective)):
+    sure = newer(given.path, "trl", IN_TILES) is not None or newer(given.path, "trl", VIEWS) is not True
+    sure = sure and newer(given.path, "trl", BY_ROWS) is not None and copies_pairs(given.path) is not None
+    if pairs and not sure and not (passed or fuses(given, objective)):
         found.append(BY_WHOLE)
     template = str(given.get("chat_template_path") or "x.jinja")
     if adapters and not template.endswith((".jinja", ".j2")) and "lm_head" not in str(given.get("lora_modules_to_save")):
@@ -200,6 +203,9 @@ def fuses(given: Settings, objective: str) -> bool:
     said = [given.flag(one) for one in ("use_liger_kernel", "use_liger", "use_liger_loss")]
     said[1] = said[1] and own is None  # else an option of the program, which says what its class does
     off = given.get("liger_kernel_config.fused_linear_cross_entropy") is False
+    theirs = given.calls is None or given.built == "dpo"  # no trainer of the program's own
+    if objective == "dpo" and theirs and newer(given.path, "trl", IN_TILES) is True:
+        return True
     return any(said) and not off and (objective != "dpo" or said[2] or newer(given.path, "trl", LIGER_PAIRS) is not False)
 
 
@@ -211,8 +217,9 @@ def of_outputs(given: Settings, engine: bool, mixed: bool) -> dict[str, str]:
     return {"loss": "kept_fp32" if mixed and not engine and "wrapped" not in given.usual else "kept"}
 
 
-def options_of(given: Settings, objective: str) -> dict[str, str]:
-    """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]"""
+def options_of(given: Settings, objective: str, pairs: int, wide: bool) -> dict[str, str]:
+    """Options of the trainer that the file sets; DPOTrainer takes all dropout out by itself.  [trl/trainer/dpo_config.py]
+    ``pairs`` of a forward pass; ``wide``: scores are fp32, as accelerate gives them out where it casts by autocast."""
     usual = 0.0 if given.flag("by_hand") else 0.05
     drops = given.above_zero("lora_dropout", usual) and (objective != "dpo" or not given.flag("disable_dropout", True))
     options = {"adapter_dropout": "on"} if drops else {}
@@ -225,6 +232,10 @@ def options_of(given: Settings, objective: str) -> dict[str, str]:
         beside = not (given.flag("precompute_ref_log_probs") or newer(given.path, "trl", ROLLED) is True)
         held = newer(given.path, "trl", FREES_LOGITS) is False
         options["pair_loss"] = "whole" if not beside else "held" if held else "shifted"
+    elif objective == "dpo" and not given.flag("precompute_ref_log_probs") and copies_pairs(given.path) is True:
+        options["pair_loss"] = "copied_wide" if wide else {1: "whole", 2: "copied_two"}.get(pairs, "copied")
+    elif objective == "dpo" and wide:
+        options["pair_loss"] = "whole"  # as many bytes: backward logits, their gradient by rows and together, 4 each
     if given.flag("torch_compile"):
         options["compile"] = "on"
     return options
@@ -232,9 +243,21 @@ def options_of(given: Settings, objective: str) -> dict[str, str]:
 
 FREES_LOGITS, ROLLED, BY_ROWS = (0, 12), (0, 14), (0, 15)
 """Versions of TRL whose DPO holds fewer scores at once (option pair_loss).  [trl/trainer/dpo_trainer.py: concatenated_forward]"""
+COPIES, VIEWS, IN_TILES = (0, 29), (1, 6), (1, 15)
+"""Versions of TRL since which DPO copies the scores that it shifts, does so no more, and takes them in tiles over the head, which
+is priced as Liger's loss.  [trl/trainer/dpo_trainer.py: _compute_loss; trl/kernels/chunked_logprob.py]"""
+
+
+def copies_pairs(path: Path) -> bool | None:
+    """Whether the TRL that a project pins holds copies of the scores of both models; None = some of its versions may."""
+    new, over = newer(path, "trl", COPIES), newer(path, "trl", VIEWS)
+    return False if new is False or over is True else True if new and over is False else None
+
+
 BY_WHOLE = (
-    "scores of pairs are priced as TRL takes them since 0.15, 8 bytes each; before it held up to 20, those of the reference with "
-    "them: memory comes out too low by up to 12 bytes for each of 2 x batch x length x vocabulary"
+    "scores of pairs are priced as TRL takes them from 0.15 to 0.28 and from 1.6 to 1.14, 8 bytes each or 12 in fp32; before it "
+    "held up to 20, and from 0.29 to 1.5 up to 17, those of the reference with them: memory comes out too low by up to 12 bytes "
+    "for each of 2 x batch x length x vocabulary; since 1.15 it holds a part of them, and memory comes out too high"
 )
 
 

@@ -91,13 +91,13 @@ def started(path: Path) -> tuple[Guide | None, dict[str, Guide]]:
             if _names(command, path, folder):
                 return found, {}
             files = {path.with_name(Path(one).name) for one in re.findall(r"[\w./-]+\.ya?ml\b", command)}
-            apart = _steps(path) and _steps(program) and not _steps(path) & _steps(program)
+            apart = steps_of(path) and steps_of(program) and not steps_of(path) & steps_of(program)
             if not apart and any(_names(command, one, folder) for one in files):
                 likely.setdefault(found.program, found)
     return None, likely
 
 
-def _steps(file: Path) -> set[str]:
+def steps_of(file: Path) -> set[str]:
     """Words of a file's name that say with which step it trains."""
     return {*re.split(r"[^a-z]+", file.stem.lower())} & {"sft", "dpo", "cpt", *NOT_LM}
 
@@ -119,6 +119,33 @@ def _documents(path: Path, own: bool) -> Iterator[tuple[Path, Path, str]]:
         )  # fmt: skip
         if found:  # those of one folder are ways to start it
             yield found[0][1], folder, "\n".join(_run(one, texts[one]) if by_words else texts[one] for by_words, one in found)
+        yield from ((script, folder, command) for script, command in _of_any_recipe(texts, path))
+
+
+_ANY = re.compile(r"(?<=--config)[= ]+[\"']?\$(?:\w+|\{\w+(?::?[-?][^}\s]*)?\})[\"']?(?=\s|$)")
+"""The recipe of a command, as a variable that nothing sets."""
+_SET = re.compile(r"(?m)^[ \t]*(?:(?:export|readonly|local) +)?([A-Za-z_]\w*)=[\"']?([^\s\"'`();|&]+)[\"']?[ \t]*(?:#.*)?$")
+
+
+def _of_any_recipe(texts: Mapping[Path, str], path: Path) -> list[tuple[Path, str]]:
+    """Commands of scripts that start a program of training with any recipe, --config "$CONFIG", as such of this one: with values of
+    variables that a script sets once, without folders that only the shell knows. Of several programs it is the one whose step the
+    recipe's name says; else what launches all of them alike, without a program."""
+    found: dict[str, tuple[Path, str]] = {}
+    for script, text in texts.items() if any(map(_ANY.search, texts.values())) else ():
+        held: dict[str, str] = {}
+        for name, value in _SET.findall(text):
+            held[name] = value if held.get(name, value) == value else f"${name}"
+        filled = re.sub(r"\$\{?([A-Za-z_]\w*)\b\}?", lambda one, held=held: held.get(one[1], one[0]), text)  # type: ignore[misc]
+        for command in STARTS.findall(filled):
+            named = PROGRAM.search(plain := re.sub(r"\$\{?\w+\}?/", "", command))
+            program = program_file(script, named[0]) if named is not None and _ANY.search(command) else None
+            if program is not None and not ASIDE.search(program.stem) and re.search(r"Trainer\b", read_text(program)):
+                found.setdefault(program.stem, (script, _ANY.sub(f" {path}", plain)))
+    steps = steps_of(path)
+    own = [one for name, one in found.items() if not (steps and steps_of(Path(name))) or steps & steps_of(Path(name))]
+    alike = {file for _, command in own for file in re.findall(r"--config_file[= ]+\S+", command)}
+    return own if len(own) < 2 else [(script, PROGRAM.sub("", command)) for script, command in own if len(alike) == 1]
 
 
 def _run(script: Path, text: str) -> str:

@@ -1,12 +1,18 @@
 """Where the length of a program's sequences is from: its tokenizer, a variable, a module of its project, or its trainer."""
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from planner.trainers.reading.parsed_words import PARSERS
+from planner.trainers.reading.programs import TRAINING
 from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.running import LENGTHS as SINCE
 from planner.trainers.reading.running import Running, WithModules
 from planner.trainers.reading.script_parts import LENGTHS, cut_length, length_options, length_variables
+from planner.trainers.reading.versions import newer
 
 IN_MODULES = "sequences are cut at {} tokens by the tokenizer in a module that the script takes from its project"
 OF_VARIABLE = "sequences are taken to be cut at {} tokens, as its variable {} says; --set max_length=N says otherwise"
@@ -38,3 +44,36 @@ def by_itself(data: Mapping[str, Any], kind: str, answered: int | None) -> tuple
     """Note that the length is the default of TRL, where the user has not ``answered`` it; that of DPO differs by version."""
     unsaid = answered is None and "beta" not in data and not any(one in data for one in LENGTHS)
     return (BY_ITSELF,) if unsaid and kind in ("trl", "old trl") else ()
+
+
+IDLE = "{} does nothing: {} uses it nowhere, and it is no word of its trainer's arguments"
+
+
+def is_gone(path: Path, word: str) -> bool:
+    """Whether arguments of TRL's trainers have no such word for the length, in the version that the project pins."""
+    return word in SINCE and word != "max_length" and newer(path, "trl", SINCE[word]) is True
+
+
+WHOLE = re.compile(r"\b(vars|asdict)\(\w+\)|\b\w+\.__dict__|\bgetattr\((?!torch)\w+, \w+[,)]")
+"""Where a program uses arguments without their names."""
+
+
+def unused(script: Running, words: Iterable[str]) -> set[str]:
+    """Those of some lengths that classes of arguments of a program of TRL have, TRL's own have not, and it uses nowhere; none where
+    it hands all of its arguments on to what is not there."""
+    words = {one for one in words if one not in SINCE or is_gone(script.path, one)}
+    text = ast.unparse(script.tree) if words and script.calls(*PARSERS) else ""
+    if not re.search(r"\b(SFT|DPO)Config\b", text) or WHOLE.search(text):
+        return set()
+    nodes = list(ast.walk(script.tree))
+    made = [one for one in nodes if isinstance(one, ast.Assign) and last_name(getattr(one.value, "func", one)).startswith("parse_")]
+    held = {last_name(each) for one in made for each in getattr(one.targets[0], "elts", one.targets)}
+    theirs = {one.asname or one.name: node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+    away = {name for name, home in theirs.items() if home.partition(".")[0] not in TRAINING}
+    away -= {one.name for one in nodes if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    calls = [one for one in nodes if isinstance(one, ast.Call) and last_name(one.func) in away]
+    given = [part for one in calls for part in (*one.args, *(word.value for word in one.keywords))]
+    if any(isinstance(one, ast.Name) and one.id in held for one in given):
+        return set()
+    used = {getattr(one, "attr", getattr(one, "arg", None)) for one in nodes if isinstance(one, ast.Attribute | ast.keyword)}
+    return words - used - {one.value for one in nodes if isinstance(one, ast.Constant)}

@@ -14,7 +14,7 @@ from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.derived import classes_of, kinds_of
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.idle_words import idle_words
-from planner.trainers.reading.lengths import cuts
+from planner.trainers.reading.lengths import IDLE, cuts, unused
 from planner.trainers.reading.own_classes import UNSLOTH, adds_layers, held_classes, model_loads
 from planner.trainers.reading.own_flow import passed_over
 from planner.trainers.reading.own_parts import (
@@ -98,8 +98,11 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
     given.late += own.pop("loop_questions", [])
     idle = set() if code is None else idle_words(code)
     whole = set() if code is None or not _trains_all(code) else {*ADAPTERS, *MODES, *RANKS, *TARGETS}
-    usual = {name: value for name, value in usual.items() if name not in idle | whole}
-    given.data = {name: value for name, value in given.data.items() if name not in whole}
+    said = given.said.settings.keys() if given.said is not None else set()
+    gone = set() if code is None or is_of_unsloth(file) else unused(code, ({*usual, *given.data} & {*LENGTHS}) - said)
+    told = tuple(IDLE.format(one, code.path.name) for one in sorted(gone & given.data.keys())) if code is not None else ()
+    usual = {name: value for name, value in usual.items() if name not in idle | whole | gone}
+    given.data = {name: value for name, value in given.data.items() if name not in whole | gone}
     given.data = {name: gap([name]) if name in idle and value is not None else value for name, value in given.data.items()}
     if code is not None and given.said is not None:
         given.late += own_steps(code, given.said)
@@ -140,6 +143,7 @@ def take_program(given: Settings, path: Path, program: str, gpus: int | None = N
         given.data = {name: value for name, value in given.data.items() if name not in own_words or own.get(name, value) == value}
     given.usual = {**({BATCH: 8, **replaced} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+    given.program_notes = (*given.program_notes, *told)
 
 
 OWN_MODEL = re.compile(r"(hf_|base_|pretrained_)?model(_id|_path|_dir)?")

@@ -144,8 +144,9 @@ def parse(
     engine = casts_all(found, precision)
     usual = "full" if found.kind == "deepspeed" else "chunked"
     loss, noted = loss_of(given, objective, not habits.recompute, usual) if habits.trainer == "trl" else ("", ())
-    options = {**options_of(given, objective), **({"compile": "on"} if found.compiled else {}), **({"loss": loss} if loss else {})}
-    options = of_outputs(given, found.kind == "deepspeed", mixed in ("bf16", "fp16")) | options
+    wide = habits.trainer == "trl" and found.kind != "deepspeed" and (mixed != "fp32" or precision == "fp32")
+    options = of_outputs(given, found.kind == "deepspeed", mixed != "fp32") | options_of(given, objective, micro, wide)
+    options |= ({"compile": "on"} if found.compiled else {}) | ({"loss": loss} if loss else {})
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=2 * micro if alone else micro, batch=step,

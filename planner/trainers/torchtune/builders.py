@@ -33,7 +33,7 @@ OF_ADAPTERS = re.compile(r"lora|dora|adapter|peft")
 KNOWN = re.compile(
     r"_component_|lora_(attn_modules|rank|alpha|dropout)|apply_lora_to_(mlp|output)|use_dora|quantize_base|use_clip\w*|\w*_trainable"
     r"|num_\w+|embed_dim|vocab_size|max_seq_len|intermediate_dim|head_dim|\w*dropout|norm_eps|rope_\w+|scale_factor|tie_word_embeddings"
-    r"|pool_\w+|image_size|\w*norm\w*"
+    r"|pool_\w+|image_size|\w*norm\w*|\w*aux_loss_coef\w*|use_grouped_\w+"
 )
 """Arguments of torchtune's builders, of all its versions."""
 TRAINABLE = ("decoder_trainable", "fusion_trainable")

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.layout import CpMethod
 from planner.model import ModelSpec
 from planner.trainers.reading.given import Question, setting_of_a_fork
 from planner.trainers.reading.settings import Settings, beside
@@ -62,6 +63,23 @@ def loss_option(given: Settings) -> dict[str, str]:
     about = f"{word} is a loss of the project's own; one that is like it"
     given.ask(Question(name="loss._component_", about=about, choices=("LinearCrossEntropyLoss", "CrossEntropyLoss", "DPOLoss")))
     return {}
+
+
+def of_own_loss(given: Settings) -> tuple[str, ...]:
+    """Note about a loss of a project's own that has the name of one of torchtune's."""
+    named = str(given.get("loss._component_") or "")
+    word = named.rpartition(".")[2]
+    if word not in LOSSES or named.partition(".")[0] in ("torch", "torchtune", word):
+        return ()
+    return (f"loss {named} is the project's own: taken for torchtune's {word}, and what it keeps of the scores may differ",)
+
+
+TO_THE_HOST = re.compile(r"\b\w*(?:logits|scores|chunk)\w*\.(?:cpu\(\)|to\(\s*(?:torch\.device\()?[\"']cpu)")
+"""Scores that a recipe takes to the host."""
+TAKEN = (
+    "; it takes the scores to the host, and the plan has them on the GPU: memory comes out too high by up to {:.0f} bytes for each "
+    "of 2 x batch x length x vocabulary"
+)
 
 
 def held_by_the_loss(given: Settings, trainer: str, tokens: int, model: ModelSpec | None) -> tuple[str, ...]:
@@ -175,6 +193,29 @@ def of_a_fork(given: Settings) -> tuple[Question, ...]:
         about = f"no profile of --hardware is of '{device}'; cuda imports the job as it would run on one"
         found.append(Question(name="device", about=about, choices=("cuda",)))
     return tuple({one.name: one for one in found}.values())
+
+
+DEGREES = {
+    "cp": (re.compile(r"\w*(ulysses|sequence_parallel)\w*_(size|degree|dim)"), "context parallelism over heads (Ulysses)"),
+    "ep": (re.compile(r"\w*expert\w*_parallel_(size|degree|dim)"), "expert parallelism; tables and head that it may "
+           "leave whole on every GPU then are not in the plan, 8 bytes for each of their weights"),
+}  # fmt: skip
+"""Degrees of forks, within those of data: field -> (its names, what it is)."""
+
+
+def degrees_of_a_fork(given: Settings, model: ModelSpec | None) -> tuple[dict[str, int], tuple[str, ...]]:
+    """(Fields of Layout by settings of a fork that say a degree above 1, notes about them); beside context_parallel_dim, and
+    without experts, they are asked for as others of a fork. ``model``: that of the file."""
+    model = model or (given.said.spec() if given.said is not None else None)
+    fields: dict[str, int] = {}
+    notes: list[str] = []
+    for field, (names, what) in DEGREES.items():
+        found = [one for one in given.data if names.fullmatch(one) and given.data[one] not in (None, "", 1, "1")]
+        other = given.size("context_parallel_dim") > 1 if field == "cp" else model is not None and not model.is_moe
+        if len(found) == 1 and not other:
+            fields |= {field: given.size(found[0]), **({"cp_method": int(CpMethod.A2A)} if field == "cp" else {})}
+            notes.append(f"{found[0]} is a setting of a fork of torchtune: read as {what}")
+    return fields, tuple(notes)
 
 
 FREES = re.compile(r"^[ \t]*(?:\w+\.)*set_trainable_params\(", re.MULTILINE)

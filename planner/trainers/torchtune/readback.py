@@ -9,11 +9,13 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
+from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, adapters_on_tables, layers_beside, optimizer
 from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.guides import steps_of
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.kernels import softcapped
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
@@ -36,8 +38,11 @@ JOINED = re.compile(r"\btorch\.(cat|concat)\(\s*\w*logits\b")
 """Logits that a loss by chunks left apart, put together again."""
 OF_BUILDERS = ("model.activation_checkpointing", "model.gradient_checkpointing")
 """Arguments of builders of a project's own, whose layers repeat their activations by themselves."""
-ABOVE = 3
-"""Folders of a configuration in which its recipe may lie: recipes/configs/model/a.yaml and recipes/a.py."""
+ABOVE, ABOVE_ALL, MOST_BESIDE = 3, 5, 40
+"""Folders of a configuration in which its recipe may lie, recipes/configs/model/a.yaml and recipes/a.py; folders and files of each
+that are looked into for one of any name."""
+RUNS = re.compile(r"@(?:torchtune\.)?config\.parse\b|\bFTRecipeInterface\b")
+"""How a recipe takes its configuration."""
 
 CONFIG = "config"
 """What a user says the configuration of a command with."""
@@ -50,7 +55,7 @@ def read(path: Path, said: Given) -> Reading:
     if path.suffix in (".yaml", ".yml"):
         data = file_settings(path, "a recipe of torchtune")
         reading = parse(Settings(path, resolved(said.filled(data)), said=said), path.name, None, said.num_gpus)
-        return dataclasses.replace(reading, notes=(*reading.notes, *_of_a_recipe_beside(path)))
+        return dataclasses.replace(reading, notes=(*reading.notes, *_of_a_recipe_beside(path, reading)))
     by_tune = re.search(r"(?m)^(?![ \t]*#).*(?:\btune +run\b|torchtune\._cli\.tune)", read_text(path)) is not None
     found = launched(path, said, r"(?:\S*/)?tune|torchtune\._cli\.tune", "run") if by_tune else launched(path, said, RECIPE_FILE)
     words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
@@ -118,7 +123,8 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         raise PlannerError(f"{part.where('lora_attn_modules')} is empty, which torchtune refuses; {why}")
     micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
     tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
-    shards = given.number("data_parallel_shard_dim", -1, -1)
+    forked, told = own.degrees_of_a_fork(given, model)
+    cp, shards = forked.get("cp", cp), given.number("data_parallel_shard_dim", -1, -1)
     host = given.flag("fsdp_cpu_offload") or (isinstance(given.data.get("fsdp"), dict) and given.flag("fsdp.cpu_offload"))
     if single:  # its recipes read none of them
         tp, cp, replicas, host, num_gpus = 1, 1, 1, False, 1
@@ -130,7 +136,7 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": _zero(given), "sequence_parallel": 0,
         "recompute": _recompute(given, modes=not (kind or single)),
         "offload_activations": int(given.flag("enable_activation_offloading")), "offload_parameters": int(host),
-        **({"cp_method": int(_rotated(given))} if cp > 1 else {}),
+        **({"cp_method": int(_rotated(given))} if cp > 1 else {}), **forked,
     }  # fmt: skip
     batch = micro * steps  # of one replica: to_plan asks for the GPUs first
     if gpus is not None:
@@ -144,13 +150,12 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
     if kind and precision == "fp32":
         about = "adapters over weights in fp32 are not priced; bf16 imports the job so"
         given.ask(Question(name="dtype", about=about, choices=("bf16",)))
-    loss = str(given.get("loss._component_", "")).rpartition(".")[2]
-    pairs = loss in own.PREFERENCES or "dpo" in called
+    pairs = str(given.get("loss._component_", "")).rpartition(".")[2] in own.PREFERENCES or "dpo" in called
     length, said = _length(given), given.said or Given()
     known, cut = model or said.spec(), said.sequence_length or length
     tokens = micro * (cut or 0) // cp
     capped, kept = softcapped(known, micro, cut, bool(fields["recompute"]))
-    trainer = _trainer(given, part, bool(kind), pairs, capped)
+    trainer = _trainer(given, part, bool(kind), pairs, {**capped, **({"degrees": "fork"} if forked else {})})
     return Reading(
         trainer=trainer, fields=fields, model=model, model_name=model_name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=precision,
@@ -158,8 +163,8 @@ def parse(given: Settings, called: str, recipe: str | None, num_gpus: int | None
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
         objective="dpo" if pairs else "lm", questions=own.of_a_fork(given),
         unread=tuple(one for one in given.left() if not own.QUIET.fullmatch(one.split(" = ")[0])),
-        notes=(*notes, *_notes(given, part, kind, targets, (gpus or 2) > 1),
-               *kept, *own.held_by_the_loss(given, trainer, 0 if pairs else tokens, known),
+        notes=(*notes, *told, *_notes(given, part, kind, targets, (gpus or 2) > 1),
+               *kept, *own.of_own_loss(given), *own.held_by_the_loss(given, trainer, 0 if pairs else tokens, known),
                *own.repeated_heads(trainer, 0 if fields["recompute"] else tokens, known),
                *_of_a_recipe(recipe), *own.of_a_checkout(given.path, recipe, bool(kind))),
     )  # fmt: skip
@@ -208,15 +213,32 @@ def _of_a_recipe(recipe: str | None) -> tuple[str, ...]:
     return (f"recipe {shown(recipe)} is the project's own: read as a recipe of torchtune reads the file",)
 
 
-def _of_a_recipe_beside(path: Path) -> tuple[str, ...]:
-    """Note about a program of the name of the configuration, in its folder or above it, where torchtune has no such recipe."""
+def _of_a_recipe_beside(path: Path, found: Reading) -> tuple[str, ...]:
+    """Note about a program above a configuration that runs such files, where torchtune has no such recipe: the one of its name,
+    else the only one whose name says no other step, where no comment names another."""
     places = (folder / f"{path.stem}.py" for folder in path.absolute().parents[:ABOVE])
     file = next((one for one in places if library.is_file(one) and "torchtune" in read_text(one)), None)
-    if file is None or RECIPES.fullmatch(path.stem):
+    if file is None and own.STARTED.search(read_text(path)) is None:
+        file = _only_recipe(path, found)
+    if file is None or RECIPES.fullmatch(file.stem):
         return ()
-    joined = JOINED.search(read_text(file)) is not None
-    more = "; it joins the logits of all chunks, which are not in the plan beside the loss by chunks" if joined else ""
+    text, pairs = read_text(file), found.objective == "dpo"
+    more = "; it joins the logits of all chunks, which are not in the plan beside the loss by chunks" if JOINED.search(text) else ""
+    if pairs and own.TO_THE_HOST.search(text):
+        more = own.TAKEN.format(load_trainer(found.trainer).legal.fine_tuning.pair_logits - 2)
     return (f"recipe {file.name} is the project's own: read as a recipe of torchtune reads the file{more}",)
+
+
+def _only_recipe(path: Path, found: Reading) -> Path | None:
+    """The program of the nearest folder above a configuration that has recipes, where one alone may run it."""
+    step = {"dpo"} if found.objective == "dpo" else {"sft", "cpt"}
+    for folder in path.absolute().parents[:ABOVE_ALL]:
+        files = [one for one in sorted(folder.glob("*.py"))[:MOST_BESIDE] if library.is_file(one)]
+        recipes = [one for one in files if RUNS.search(text := read_text(one)) and "torchtune" in text]
+        own_ones = [one for one in recipes if not (said := steps_of(one)) or said & step]
+        if recipes or (folder / ".git").exists():
+            return own_ones[0] if len(own_ones) == 1 else None
+    return None
 
 
 def _zero(given: Settings) -> int:

@@ -13,6 +13,7 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.file_readers import PROGRAM as PROGRAM_OF_RECIPE
 from planner.trainers.reading.given import CONFIG_FILE, Given, OtherStepError, Question
 from planner.trainers.reading.guides import Guide, over_recipe, started
+from planner.trainers.reading.lengths import is_gone
 from planner.trainers.reading.modules import own_model
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.own_programs import in_one_process, kind_of, of_program
@@ -62,7 +63,7 @@ def read(path: Path, said: Given) -> Reading:
         data.pop(PROGRAM_OF_RECIPE, None)
         settings, habits, gpus, told = _through_program(path, data, said)
         split = of_options(path, data, said) if "accelerate_config" in data else None
-        return _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said)
+        return _of_own_words(parse(settings, habits, gpus, split, notes=(*notes, *told)), data, said, settings)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
@@ -149,14 +150,17 @@ def in_modules(path: Path) -> bool:
     return builds_in_modules(path)
 
 
-def _of_own_words(found: Reading, data: dict[str, Any], said: Given) -> Reading:
-    """The same, with a question for the length where a file names neither length nor model and has words that TRL does not know: a
-    program of its own reads it, whose length is another than TRL's."""
-    named = any(data.get(one) is not None for one in (*MODELS, *LENGTHS, "model"))
-    if named or not found.unread or said.sequence_length is not None:
+def _of_own_words(found: Reading, data: dict[str, Any], said: Given, given: Settings) -> Reading:
+    """The same, with a question for the length where a program of its own reads a file, whose length is another than TRL's: it
+    names neither length nor model and has words that TRL does not know, or its length is a word that the TRL which its project pins
+    has no more, and no program of it is read."""
+    length = next((one for one in LENGTHS if data.get(one) is not None), "")
+    gone = given.calls is None and length not in said.settings and is_gone(given.path, length)
+    named = length or any(data.get(one) is not None for one in (*MODELS, "model"))
+    if said.sequence_length is not None or not (gone or (found.unread and not named)):
         return found
-    word = found.unread[0].partition(" = ")[0]
-    about = f"{word} is no word of TRL: a program of its own reads this file, and cuts where it likes"
+    word, whose = (length, "the TRL that its project pins") if gone else (found.unread[0].partition(" = ")[0], "TRL")
+    about = f"{word} is no word of {whose}: a program of its own reads this file, and cuts where it likes"
     return dataclasses.replace(found, questions=(*found.questions, dataclasses.replace(NEEDED["sequence_length"], about=about)))
 
 
