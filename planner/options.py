@@ -41,6 +41,7 @@ def matters(option: str, workload: Workload, num_gpus: int) -> bool:
         "fp8": workload.precision in LOW_PRECISIONS, "mxfp8": workload.precision == "mxfp8",
         "main_gradients": workload.precision != "fp16",
         "pairs": workload.objective == "dpo", "gelu": workload.model.activation == "gelu" and not workload.model.gated,
+        "layer_norm": workload.model.norm == "layernorm",
     }  # fmt: skip
     return all(given[need] for need in table()[option].needs)
 
@@ -124,7 +125,7 @@ def assumed_options(job: Job, said: Collection[str], recipe: Recipe) -> list[Ass
             why = f"published recipe of {whose} for {job.model.name} on {job.cluster.hardware.name}"
         else:
             why = f"{whose}'s default: {table()[option].what}"
-        if {*table()[option].needs} - {"tensor", "main_gradients", "gelu"} or option in recipe.options:
+        if {*table()[option].needs} - {"tensor", "main_gradients", "gelu", "layer_norm"} or option in recipe.options:
             other = next((value for value in choices.options[option] if value != now), now)
             found.append(Assumption(option.replace("_", " "), now, why, f"--option {option}={other}"))
         else:

@@ -23,7 +23,7 @@ from planner import library, schema
 from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
 from planner.record import record
 
-NEEDS = ("experts", "adapters", "bits", "fp8", "mxfp8", "tensor", "main_gradients", "pairs", "gelu")
+NEEDS = ("experts", "adapters", "bits", "fp8", "mxfp8", "tensor", "main_gradients", "pairs", "gelu", "layer_norm")
 """Where an option matters."""
 DEFAULTS = (
     "zero", "pipelined_zero", "etp", "recompute", "lora_rank", "lora_targets", "mtp", "microbatches", "stages", "modules",

@@ -90,6 +90,17 @@ def test_outputs_that_a_loop_holds_keep_their_scores(tmp_path: Path, passes: str
     assert ("loss=" in found.trainer) is bool(loss) and loss in found.trainer
 
 
+@pytest.mark.parametrize(("passes", "off"), [
+    (PLAIN, True), (f"with torch.autocast('cuda', dtype=torch.bfloat16):\n        pass\n    {PLAIN}", False),
+])  # fmt: skip
+def test_a_loop_without_autocast_leaves_layer_norms_as_they_are(tmp_path: Path, passes: str, off: bool) -> None:
+    text = LOOP.replace("WRAP", LAYERED).replace("WORDS", MIXED).replace("DTYPE", "bfloat16").replace("PASS", passes)
+    text = text.replace("meta-llama/Llama-3.1-8B", "EleutherAI/pythia-12b").replace("BEFORE", "")
+    found = read(written(tmp_path, text, "loop.py"), None, Given(num_gpus=8))
+    assert ("autocast=off" in found.trainer) is off
+    assert "autocast" not in looped(tmp_path, LAYERED, MIXED).trainer
+
+
 def test_a_model_of_one_unit_is_noted(tmp_path: Path) -> None:
     assert "as one unit: every GPU gathers all weights at once" in " ".join(looped(tmp_path, "model = FSDP(model)").notes)
 

@@ -219,6 +219,7 @@ def _precision(program: Running, kind: str, words: Mapping[str, ast.expr]) -> di
         return {"bf16": gap(["bf16"])}
     reduced = {**HALVES, "float32": "fp32"}.get(param if reduces == "None" else reduces)
     return {"mixed_precision": casts, "reduce_dtype": reduced and reduced.replace("fp16", "bf16"),
+            "autocast": bool(program.calls("autocast")) or None,
             "casts_each": (param == "None" and casts != "no") or None}  # fmt: skip
 
 
