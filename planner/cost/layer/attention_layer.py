@@ -120,9 +120,10 @@ def _scores(shard: Shard) -> Number:
 
 
 def score_gradients(shard: Shard) -> Number:
-    """Bytes of gradients of scores that lie beside what a layer saved, where softmax runs in fp32: the fp32 one 4 and that of the
-    scores in half precision e, less the copy of the softmax, e, which is gone by then."""
-    return 4.0 * _scores(shard) * (_copies_softmax(shard) and shard.trainer.kernels.attention != "flash")
+    """Bytes of gradients of scores that lie beside what a layer saved, where softmax runs in fp32: its gradient 4 and that of the
+    scores e; in half precision the copy of the softmax, 2, is gone by then."""
+    there = _copies_softmax(shard) and shard.trainer.kernels.attention != "flash"
+    return (4.0 if shard.element < 4 else 8.0) * _scores(shard) * there
 
 
 def _copies_softmax(shard: Shard) -> bool:

@@ -299,12 +299,13 @@ def logit_bytes(shard: Shard) -> float:
     """Bytes per logit that are alive at the peak: ``Trainer.logit_bytes``, which is that of half precision.
 
     fp32: the compiled loss, 2 + 2 there, keeps logits and gradient 4 + 4; others need no fp32 copy, and so 2 less where logits in
-    half precision lie beside it.  [seen in the fake run of torch 2.13: 8 bytes]
+    half precision lie beside it, unless they are held: then they are 4.  [seen in the fake run of torch 2.13: 8 bytes]
     """
     alive = shard.trainer.stored.logit_bytes
     if shard.element < 4 or not alive:
         return alive
-    return max(8.0, alive - alive % 4.0)
+    held = shard.trainer.stored.loss == "kept" and alive == EAGER_LOSS
+    return max(8.0, alive - alive % 4.0) + 4.0 * held
 
 
 EAGER_LOSS = 14.0

@@ -103,7 +103,7 @@ def _mlp(
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
                     saved=rows * inner * (shard.input_element * read_again(shard, f"{name}_down") + e * apart +
                                           (plain.saved[e > 2] if plain is not None else 0.0)),
-                    launches=(row.launches[0][0], row.launches[1][0]) if apart or plain is not None else (passes, passes),
+                    launches=(row.launches[0][e > 2], row.launches[1][e > 2]) if apart or plain is not None else (passes, passes),
                     captured=not grouped),
         *linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
                 share=1.0 if grouped else repeats(last), ends=ends, kept=0.0 if grouped else listed_output(shard, last),

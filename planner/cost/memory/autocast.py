@@ -65,7 +65,8 @@ def _layer_more(workload: Workload, trainer: Trainer, layout: Layout) -> tuple[F
     values = values * _is_wide(workload, trainer, layout)
     apart = trainer.kernels.separate_projections
     casts = apart * (2.0 * (not model.is_mla) + model.gated * (not model.is_moe))
-    whole = 0.0 if workload.lora_rank else WIDER * model.norms_per_layer + COPY * casts
+    norms = model.norms_per_layer * (model.norm == "rmsnorm" or "layer_norm" not in trainer.kernels.unfused)  # else saved wide
+    whole = 0.0 if workload.lora_rank else WIDER * norms + COPY * casts
     return values * WIDER, values * whole
 
 

@@ -20,7 +20,8 @@ without a pipeline (zero 3: weights gathered are the layer's and the next one's;
     next layer   A - a + its transient + r U + new gradients          + w 2 U        or w (N - H - U)
     its end      A - a + r U + max(w U, new gradients)                + w U          or w (N - H - U)
     last layer   a + its transient + r U + new gradients              + w (U + E)
-    embedding    w E + max(r E, r U); the update of all weights       + G
+    embedding    w E + max(r E, r U)                                  + G
+    update       what it makes of all weights at once (``states.update_bytes``)
     and G more everywhere from the second microbatch on, r N where gradients are ``deferred``. With replicas what was
     all-reduced stays until the next pass.
 pipeline (weights stay gathered, of many virtual stages a few; unsharded gradients add up: r N + w N, until the last pass)
@@ -306,8 +307,9 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
         (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + new_head + weights),
         (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"] + t["root"], rest - layer)),
         (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + np.maximum(table, root)),
-        (held, gradients + again * t["new_all"], np.maximum(t["updating"],
-         np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table))),
+        (held, gradients + again * t["new_all"],
+         np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),
+        (held, stays * t["new_all"], stays * t["updating"]),
     ]  # fmt: skip
 
 

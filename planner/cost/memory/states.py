@@ -264,9 +264,11 @@ def update_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameter
     if workload.optimizer != "adam" or "adam" not in trainer.kernels.unfused:
         return np.zeros_like(dense)
     shards = (np.where(column(layout.zero) >= 1, one, 1.0) for one in shard_groups(layout, trainer))
+    of_adam = trainer.stored.optimizer_bytes["adam"]
+    dense = dense + parameters.whole * (whole_bytes(workload, trainer)[2] / of_adam - 1.0)  # tables beside adapters
     each: Floats = sum((one / shard for one, shard in zip((dense, expert), shards, strict=True)), np.zeros_like(dense))
     on_host = (column(layout.offload_optimizer) > 0) | (column(layout.offload_parameters) > 0)
-    return each * trainer.stored.optimizer_bytes["adam"] / 2.0 * ~on_host
+    return each * of_adam / 2.0 * ~on_host
 
 
 def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:

@@ -142,10 +142,11 @@ def of_series(given: Settings, name: str, known: ModelSpec | None, trainer: str)
     found = {"optimizer_kernel": "foreach"} if older or str(said).lower() in FOREACH else {}
     spec = spec_of(given, known)
     kind = _since(of_file(spec)[0], (name, spec.name if spec else ""))[0]
-    if spec is not None and spec.norm == "layernorm" and "wrapped" in given.usual and not given.usual.get("autocast"):
+    half = trainer == "deepspeed" or ("wrapped" in given.usual and not given.usual.get("autocast"))
+    if half and spec is not None and spec.norm == "layernorm":
         found["autocast"] = "off"
     if table()["classes"].get(kind, {}).get("gelu"):
-        found["activation_kernel"] = "plain_half" if trainer == "deepspeed" else "plain"
+        found["activation_kernel"] = "plain_half" if half else "plain"
     return found
 
 
