@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from samples import MODELS, TRAINERS, job, priced
 
+from planner.cost.layer.operators import Shard, kept_logit_bytes, logit_bytes
 from planner.cost.memory.allocator import GIVEN_BACK, HELD_GIVEN_BACK
-from planner.cost.memory.states import host_bytes, state_bytes
+from planner.cost.memory.states import host_bytes, state_bytes, update_bytes
 from planner.cost.parameters import total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters
+from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout
 from planner.units import GIB
 
@@ -306,3 +308,30 @@ def test_gradients_that_wait_for_the_last_microbatch_are_whole_and_reduced_once(
     more, most = (of(every, "data_communication", num_microbatches=m) for m in (4, 8))
     assert 0 < eight - four < most - more and four < more
     assert of(last, "data_communication", num_microbatches=1) == of(every, "data_communication", num_microbatches=1)
+
+
+@pytest.mark.parametrize(("changes", "layout", "share"), [
+    ({}, {"zero": 0}, 1.0), ({}, {"zero": 3, "dp": 4}, 0.25), ({"precision": "bf16_true"}, {"zero": 0}, 1.0),
+    ({}, {"zero": 3, "dp": 4, "offload_parameters": 1}, 0.0), ({"optimizer": "sgd"}, {"zero": 0}, 0.0),
+    ({"lora_rank": 8, "lora_whole": "both"}, {"zero": 0}, 1.0),
+])  # fmt: skip
+def test_foreach_adam_makes_half_of_its_states_once_more(changes: dict[str, Any], layout: dict[str, Any], share: float) -> None:
+    """Of what is trained: adapters, and tables beside them in the dtype that theirs have."""
+    one = job("gqa", TRAINERS["fsdp"].with_option("optimizer_kernel", "foreach"), gpus=int(layout.get("dp", 1)))
+    work = one.workload.replace(**changes)
+    trainer, stacked = stored_as(work, one.trainer), Layout.stack([Layout(**layout)])
+    parameters = stage_parameters(work, stacked, split_stages(work.model, stacked), trainer.kernels)
+    found = update_bytes(work, trainer, stacked, parameters)
+    held = state_bytes(work.replace(optimizer="adam"), trainer, stacked, parameters)["optimizer_states"]
+    assert found == pytest.approx(held / 2 * (share > 0)) and float(found[0, 0]) <= total_parameters(work.model) * 4.0 * share
+
+
+def test_scores_that_a_loop_holds_count_in_fp32_too() -> None:
+    """12 bytes at the peak of the loss, and 4 that stay; 14 and 2 of them in half precision."""
+    for precision, kept, full in (("fp32", (16.0, 4.0), 12.0), ("bf16", (14.0, 2.0), 14.0)):
+        one = job("gqa", "fsdp", gpus=1)
+        work, alone = one.workload.replace(precision=precision), Layout.stack([Layout()])
+        shard = Shard(workload=work, trainer=one.trainer, layout=alone, ep_stride=1.0)
+        holds = dataclasses.replace(shard, trainer=one.trainer.with_option("loss", "kept"))
+        assert (logit_bytes(holds), kept_logit_bytes(holds)) == kept
+        assert (logit_bytes(shard), kept_logit_bytes(shard)) == (full, 0.0)

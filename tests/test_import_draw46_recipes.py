@@ -108,6 +108,7 @@ def test_of_launchers_of_several_programs_what_they_share_counts(tmp_path: Path)
     ("trl", "used", "length"),
     [
         ("==0.21.0", "", 1024), ("==0.21.0", ", words.max_seq_length", 4096), ("==0.21.0", ", **vars(words)", 4096),
+        ("==0.21.0", ", words", 4096),
         ("==0.19.1", "", 4096), (">=0.12", "", 4096),
     ],
 )  # fmt: skip

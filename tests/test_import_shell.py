@@ -174,8 +174,8 @@ CAPTURED = (
 )
 def test_a_command_whose_output_is_kept_and_its_nodes(tmp_path: Path, nodes: str, gpus: int | None) -> None:
     """LLaMA-Factory's command starts torchrun on NNODES nodes, of its environment, with the GPUs that are shown."""
-    script = written(tmp_path, nodes + "export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n" + CAPTURED, "a.sh")
-    assert read(script).num_gpus == gpus
+    for shown in ("export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n", "#SBATCH --gpus-per-node=8\n"):
+        assert read(written(tmp_path, f"#!/bin/bash\n{shown}{nodes}{CAPTURED}", "a.sh")).num_gpus == gpus
 
 
 LOOP = """batch=1

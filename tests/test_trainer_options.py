@@ -264,3 +264,14 @@ def test_no_kernel_of_attention_is_offered_that_the_device_has_not(hardware: str
     assert bool(offered) == (hardware == "a100-sxm-80gb")
     for one in offered:  # what is offered is taken where it is typed
         resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware=hardware, trainer=f"megatron-2021+{one.flag.split()[1]}"))
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_kernels_that_options_switch_stay_whatever_is_compiled(compiled: str) -> None:
+    """An option before compile was undone by it, which names what it fuses alone."""
+    options = {"attention_kernel": "eager", "optimizer_kernel": "foreach", "autocast": "off", "activation_kernel": "plain_half"}
+    words = "".join(f"+{name}={value}" for name, value in options.items())
+    for text in (f"fsdp{words}+compile={compiled}", f"fsdp+compile={compiled}{words}"):
+        trainer = load_trainer(text)
+        assert {name: trainer.option(name) for name in options} == options
+        assert ("swiglu" in trainer.kernels.unfused) is (compiled == "off")

@@ -94,11 +94,11 @@ def read(path: Path, said: Given) -> Reading:
 def _gpus(said: Given, found: Launch) -> int | None:
     """GPUs of a command; asked for where its launcher counts others on a node than it shows."""
     shard, each = found.sharding, found.visible
-    if each is not None and OWN_LAUNCHER.search(found.program) and "NNODES" in found.environment:
-        nodes = found.environment["NNODES"]  # torchrun on each of them  [launcher.py]
-        each = each * int(nodes) if re.fullmatch(r"[1-9]\d{0,4}", nodes) else None
     if each is None and OWN_LAUNCHER.search(found.program) and (found.nodes or 1) == 1:
         each = found.node_gpus  # as many processes as there are GPUs  [launcher.py]
+    if each is not None and OWN_LAUNCHER.search(found.program) and "NNODES" in found.environment:
+        nodes = found.environment["NNODES"]  # torchrun on each of them
+        each = each * int(nodes) if re.fullmatch(r"[1-9]\d{0,4}", nodes) else None
     if said.num_gpus or found.num_gpus or shard is None or shard.num_gpus is None or found.visible is None:
         return said.num_gpus or found.num_gpus or each
     several = shard.gpus_per_node not in (None, shard.num_gpus)

@@ -10,7 +10,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.values import read_text
 from planner.units import GIB
 
-ROUND = re.compile(r"(?:mlperf|training|results)[a-z_.-]*v(\d)[._]\d(?!\d)", re.IGNORECASE)
+ROUND = re.compile(r"(?:mlperf[a-z_.-]*|results_)v(\d)[._]\d(?!\d)", re.IGNORECASE)
 """training_results_v3.0, mlperf_training_v4_1."""
 IMAGE = re.compile(r"nvcr\.io/\S*?(?:pytorch|nemo):(\d\d)\.\d\d")
 VERSIONS = {"3": "23.09", "4": "24.04", "23": "23.09", "24": "24.04"}

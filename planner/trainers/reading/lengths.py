@@ -69,9 +69,15 @@ def unused(script: Running, words: Iterable[str]) -> set[str]:
     made = [one for one in nodes if isinstance(one, ast.Assign) and last_name(getattr(one.value, "func", one)).startswith("parse_")]
     held = {last_name(each) for one in made for each in getattr(one.targets[0], "elts", one.targets)}
     theirs = {one.asname or one.name: node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+    theirs |= {one.asname or one.name: one.name for node in nodes if isinstance(node, ast.Import) for one in node.names}
     away = {name for name, home in theirs.items() if home.partition(".")[0] not in TRAINING}
     away -= {one.name for one in nodes if isinstance(one, ast.FunctionDef | ast.ClassDef)}
-    calls = [one for one in nodes if isinstance(one, ast.Call) and last_name(one.func) in away]
+    functions = {one.name: one.args.args for one in nodes if isinstance(one, ast.FunctionDef)}
+    every = [one for one in nodes if isinstance(one, ast.Call)]
+    for one in every:  # def main(cfg), main(script_args)
+        pairs = zip(functions.get(last_name(one.func), []), one.args, strict=False)
+        held |= {name.arg for name, each in pairs if isinstance(each, ast.Name) and each.id in held}
+    calls = [one for one in every if last_name(one.func) in away or ast.unparse(one.func).partition(".")[0] in away]
     given = [part for one in calls for part in (*one.args, *(word.value for word in one.keywords))]
     if any(isinstance(one, ast.Name) and one.id in held for one in given):
         return set()

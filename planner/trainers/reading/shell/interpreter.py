@@ -31,6 +31,7 @@ from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
     at_end,
+    batch_options,
     before_file,
     job_of,
     launcher_variables,
@@ -60,8 +61,7 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     """Follows a script. ``given``: variables whose values the user says, which no assignment changes; ``directory``: where the
     scripts lie that it reads. Raises PlannerError for what is no script, and for one that grows without end."""
     text = cleaned(text)
-    batch = job_of(text, (), {}, {})
-    variables = Variables(where, given, launcher_variables(batch))
+    variables = Variables(where, given, launcher_variables(batch := batch_options(text)))
     follower = _Follower(where, variables, directory)
     follower.script.batch = batch
     text = without_places(text, variables.text)
@@ -320,7 +320,7 @@ class _Follower:
 
     def submitted(self, text: str, words: list[str]) -> None:
         """Follows what a here-document gives to a batch system; its options are those of the job."""
-        self.script.batch = job_of(text, words, self.script.batch, self.variables.values)
+        self.script.batch = job_of(text, words, self.script.batch, self.variables.put)
         self.nested(text)
 
     def nested(self, text: str) -> None:
@@ -375,11 +375,11 @@ class _Follower:
 
     def started(self, file: Path, words: list[str], place: int) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
-        text, before, positions = cleaned(read_text(file)), dict(self.variables.values), self.variables.positions
-        self.script.batch = job_of(text, words[:place], self.script.batch, self.variables.values)
+        text, before, kept = cleaned(read_text(file)), dict(self.variables.values), (self.variables.positions, self.script.batch)
+        self.script.batch = job_of(text, words[:place], self.script.batch, self.variables.put)
         self.variables.positions = words[place + 1 :]
         self.deeper(parse(text, str(file)))
-        self.variables.values, self.variables.positions = before, positions
+        self.variables.values, (self.variables.positions, self.script.batch) = before, kept
 
     def assign(self, name: str, subscript: str | None, added: bool, raw: str | list[str]) -> None:
         variables = self.variables

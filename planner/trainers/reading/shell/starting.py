@@ -45,15 +45,16 @@ def _job_options(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def job_of(text: str, words: Sequence[str], outer: Mapping[str, str], values: dict[str, str | list[str]]) -> dict[str, str]:
+def job_of(text: str, words: Sequence[str], outer: Mapping[str, str], put: Callable[[str, str], None]) -> dict[str, str]:
     """Options of the job that a script runs in: where ``words`` before it submit it theirs go before its own lines, and what the
-    batch system sets is put into the ``values``; else those of the ``outer`` script."""
+    batch system sets is ``put`` into the variables; else those of the ``outer`` script."""
     own = batch_options(text)
     if not words or words[0] not in SUBMITS:
         return own | {name: value for name, value in outer.items() if "$" not in value}
     said = _job_options(words)
     found = {name: value for name, value in own.items() if name not in _GPUS or not said.keys() & set(_GPUS)} | said
-    values |= launcher_variables(found)
+    for name, value in launcher_variables(found).items():
+        put(name, value)
     return found
 
 
