@@ -104,7 +104,12 @@ def test_names_of_layers_of_experts_mean_their_tensors(tmp_path: Path, targets: 
     text = PROGRAM.replace('["q_proj", "v_proj"]', targets).replace("Qwen3-30B-A3B", model)
     found = _read(tmp_path, text, "train.py", fsdp="no_shard")
     assert ("expert_adapters=on" in found.trainer) is adapted
-    assert bool(_note(found, "with transformers 5 PEFT since 0.19 gives tensors of experts adapters too")) is adapted
+    told = _note(found, "with transformers 5 PEFT since 0.19 gives tensors of experts adapters too")
+    assert bool(told) is adapted and "--set transformers=4" not in told
+    (tmp_path / "requirements.txt").unlink()
+    if adapted and not peft:
+        told = _note(_read(tmp_path, text, "train.py", fsdp="no_shard"), "gives tensors of experts adapters too")
+        assert "in transformers 4 they are layers with adapters, which --set transformers=4 prices" in told
 
 
 def test_prediction_modules_are_not_built_by_transformers(tmp_path: Path) -> None:

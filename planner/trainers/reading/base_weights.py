@@ -100,14 +100,13 @@ def of_base(given: Settings, job: Adapted, model: ModelSpec | None) -> tuple[dic
     new = new and not given.flag(LINEARIZED)
     if new is False:
         return {**rest, "frozen_experts": "linear"}, tuple(notes)
-    converted = not on_tensors and _converts(given, job, spec)
-    if converted:
+    other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices" if new is None else ""
+    if not on_tensors and _converts(given, job, spec):
         options, text = _on_all_experts(spec, job.rank, "with transformers 5 PEFT since 0.19 gives tensors of experts adapters too")
-        rest, notes = {**rest, **options}, [*notes, text]
-    if job.everywhere and not on_tensors and not converted:
+        rest, notes = {**rest, **options}, [*notes, text + other]
+    elif job.everywhere and not on_tensors:
         text = "experts are one tensor in transformers 5 and have no adapters, which the other linear layers have"
-        other = "; in transformers 4 they are layers with adapters, which --set transformers=4 prices"
-        notes.append(text + (other if new is None else ""))
+        notes.append(text + other)
     if frozen not in FEWER:
         return rest, tuple(notes)
     if quantises:
