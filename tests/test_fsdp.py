@@ -172,4 +172,4 @@ def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: floa
         compiled.kernels.norm_passes < eager.kernels.norm_passes
         and compiled.kernels.rope_passes == 1 < eager.kernels.rope_passes
     )
-    assert compiled.kernels.unfused == {"projections"} and "swiglu" in eager.kernels.unfused
+    assert compiled.kernels.unfused - {"adam"} == {"projections"} and "swiglu" in eager.kernels.unfused
