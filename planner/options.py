@@ -33,6 +33,10 @@ class Alternative:
     job: Job
 
 
+_OF_ANY_JOB = {"tensor", "main_gradients", "gelu", "layer_norm"}
+"""Needs that leave an option one of the common ones: ordinary models and layouts meet them."""
+
+
 def matters(option: str, workload: Workload, num_gpus: int) -> bool:
     """Whether an option can make a difference to a job, by what the table says that it needs."""
     given = {
@@ -125,7 +129,7 @@ def assumed_options(job: Job, said: Collection[str], recipe: Recipe) -> list[Ass
             why = f"published recipe of {whose} for {job.model.name} on {job.cluster.hardware.name}"
         else:
             why = f"{whose}'s default: {table()[option].what}"
-        if {*table()[option].needs} - {"tensor", "main_gradients", "gelu", "layer_norm"} or option in recipe.options:
+        if {*table()[option].needs} - _OF_ANY_JOB or option in recipe.options:
             other = next((value for value in choices.options[option] if value != now), now)
             found.append(Assumption(option.replace("_", " "), now, why, f"--option {option}={other}"))
         else:

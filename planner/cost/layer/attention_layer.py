@@ -111,12 +111,17 @@ def _projections(shard: Shard) -> list[Operator]:
     return heads
 
 
+def _split(shard: Shard) -> tuple[Number, Number]:
+    """Parts that context parallelism makes of the heads and of the queries of a sequence: Ulysses splits heads, others queries."""
+    a2a = np.asarray(shard.layout.cp_method) == CpMethod.A2A
+    return np.where(a2a, shard.cp, 1.0), np.where(a2a, 1.0, shard.cp)
+
+
 def _scores(shard: Shard) -> Number:
     """Scores of a layer on a rank: of every query of it with every key of the sequence."""
-    a2a = np.asarray(shard.layout.cp_method) == CpMethod.A2A
-    heads = shard.model.num_heads / shard.tp / np.where(a2a, shard.cp, 1.0)
-    sequence = shard.workload.sequence_length
-    return shard.batch * heads * (sequence / np.where(a2a, 1.0, shard.cp)) * sequence
+    of_heads, of_queries = _split(shard)
+    heads, sequence = shard.model.num_heads / shard.tp / of_heads, shard.workload.sequence_length
+    return shard.batch * heads * (sequence / of_queries) * sequence
 
 
 def score_gradients(shard: Shard) -> Number:
@@ -139,11 +144,10 @@ def _core_attention(shard: Shard) -> list[Operator]:
     [Korthikanti 2022, section 4.1], 2 without dropout.
     """
     model, e, tp, tokens, workload = shard.model, shard.element, shard.tp, shard.tokens, shard.workload
-    a2a = np.asarray(shard.layout.cp_method) == CpMethod.A2A
-    head_split = np.where(a2a, shard.cp, 1.0)
+    head_split, query_split = _split(shard)
     heads = model.num_heads / tp / head_split
     kv_heads = np.maximum(shard.kv_heads / head_split, 1.0)
-    seq_q = workload.sequence_length / np.where(a2a, 1.0, shard.cp)
+    seq_q = workload.sequence_length / query_split
     packed = workload.sequence_length / (workload.document_length or workload.sequence_length)
     output = tokens * model.attention_output_size / tp
     kept = output * e
@@ -164,9 +168,9 @@ def _core_attention(shard: Shard) -> list[Operator]:
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)
     launches = ((1 + mask) * passes, (1 + mask) * passes)
-    named = ["softmax"] * ("softmax" in shard.trainer.kernels.unfused) + ["softmax_copy"] * _copies_softmax(shard)
-    if named or e > 2:
-        row = EAGER[named[0] if named else "softmax_fp32"]
+    unfused = "softmax" in shard.trainer.kernels.unfused
+    if unfused or _copies_softmax(shard) or e > 2:
+        row = EAGER["softmax" if unfused else "softmax_copy" if _copies_softmax(shard) else "softmax_fp32"]
         bytes_each = row.forward.as_plain(e), row.backward.as_plain(e), row.saved[e > 2]
         launches = row.launches[0][e > 2] + mask, row.launches[1][e > 2] + mask
     s, d = float(workload.sequence_length), float(model.head_dim)

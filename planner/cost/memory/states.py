@@ -260,13 +260,12 @@ def update_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameter
 
     [torch 2.13, optim/adam.py: _multi_tensor_adam, exp_avg_sq_sqrt]
     """
-    dense, expert = parameters.trained(workload)
     if workload.optimizer != "adam" or "adam" not in trainer.kernels.unfused:
-        return np.zeros_like(dense)
-    shards = (np.where(column(layout.zero) >= 1, one, 1.0) for one in shard_groups(layout, trainer))
+        return np.zeros_like(parameters.dense)
+    each = parameters.updated(workload, layout, trainer)
     of_adam = trainer.stored.optimizer_bytes["adam"]
-    dense = dense + parameters.whole * (whole_bytes(workload, trainer)[2] / of_adam - 1.0)  # tables beside adapters
-    each: Floats = sum((one / shard for one, shard in zip((dense, expert), shards, strict=True)), np.zeros_like(dense))
+    shard = np.where(column(layout.zero) >= 1, shard_groups(layout, trainer)[0], 1.0)
+    each = each + parameters.whole * (whole_bytes(workload, trainer)[2] / of_adam - 1.0) / shard  # tables with adapters
     on_host = (column(layout.offload_optimizer) > 0) | (column(layout.offload_parameters) > 0)
     return each * of_adam / 2.0 * ~on_host
 
